@@ -154,10 +154,12 @@ fn a_volume_is_replicated() {
     let mount = volume.mountpoint().to_str().unwrap().to_owned();
     let place = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| quire(place.path(), arguments, None, None);
-    // As ssh does it: the words behind the host are a line for a shell. The next stream breaks if asked.
+    // As ssh does it: the words behind the host are a line for a shell. If asked, the next stream breaks, or
+    // the connection does when everything has arrived.
     let rsh = place.path().join("rsh");
     let script = "#!/bin/sh\nshift\ncase \"$*\" in *\"'receive' '--quiet'\"*) [ -e cut ] && rm cut && \
-                  exec sh -c \"head --bytes=3000000 | $*\";; esac\nexec sh -c \"$*\"\n";
+                  exec sh -c \"head --bytes=3000000 | $*\"; [ -e lose ] && rm lose && { sh -c \"$*\"; exit 255; };; \
+                  esac\nexec sh -c \"$*\"\n";
     std::fs::write(&rsh, script).unwrap();
     std::fs::set_permissions(&rsh, std::fs::Permissions::from_mode(0o755)).unwrap();
     let replicate = || {
@@ -184,6 +186,10 @@ fn a_volume_is_replicated() {
     expect(&replicate(), 32, &["cut off"]);
     let told = metrics();
     assert!(told.contains("failing 1") && told.contains("breaks_total 1"), "{told}");
+    // A source that is not there says nothing about its snapshots: what had been received was given up.
+    volume.unmount();
+    expect(&replicate(), 37, &["send at"]);
+    volume.mount();
     std::fs::write(volume.path("note"), "third").unwrap();
     expect(&replicate(), 0, &["going on with the stream that broke", "replica-00000003 is on"]);
     assert!(copied("large") == pattern(2, 8 << 20));
@@ -197,6 +203,13 @@ fn a_volume_is_replicated() {
     assert_eq!(names(&mount), ["mine", "replica-00000002", "replica-00000003"]);
     assert_eq!(names("copy.img"), ["replica-00000002", "replica-00000003"]);
 
+    // The snapshot had arrived, and was deleted at the source: the copy followed no more.
+    std::fs::write(volume.path("note"), "fourth").unwrap();
+    std::fs::write(place.path().join("lose"), "").unwrap();
+    expect(&replicate(), 0, &["all the same", "replica-00000004 is on"]);
+    assert_eq!(names(&mount), ["mine", "replica-00000003", "replica-00000004"]);
+    assert_eq!(copied("note"), b"fourth");
+
     // The copy was written to: it is no copy any more, and stays as it is.
     let copy = quire::Volume::open(place.path().join("copy.img")).unwrap();
     copy.write("note", b"mine").unwrap();
@@ -205,9 +218,9 @@ fn a_volume_is_replicated() {
     for _ in 0..3 {
         expect(&replicate(), 1, &["receive at other:copy.img"]);
     }
-    assert_eq!(names(&mount), ["mine", "replica-00000002", "replica-00000003"]);
+    assert_eq!(names(&mount), ["mine", "replica-00000003", "replica-00000004"]);
     assert_eq!(copied("note"), b"mine");
-    for name in ["replica-00000002", "replica-00000003"] {
+    for name in ["replica-00000003", "replica-00000004"] {
         run(&["snapshot", "delete", &mount, name]);
     }
     expect(&replicate(), 32, &["no snapshot replica-NUMBER in common"]);

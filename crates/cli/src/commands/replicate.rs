@@ -11,7 +11,9 @@
 //!
 //! Invariants: snapshots without the prefix are never touched. The newest snapshot that both sides have is
 //! never deleted. A snapshot is deleted on the source only when the target has a newer one, or when the
-//! target has refused it and begun nothing: so refusals leave no snapshots, however many they are.
+//! target has refused it, says that it lacks it, and has begun nothing: so refusals leave no snapshots,
+//! however many they are. What the target has received of a stream is given up only when the source says that
+//! it lacks a snapshot which the rest needs.
 //!
 //! Neighbours: [`report`] says how far behind the copy is; docs/streams.md, "A standby".
 
@@ -21,6 +23,7 @@ mod report;
 use std::time::{Duration, Instant};
 
 use ends::{End, Snapshot};
+use quire_format::receive::Token;
 use report::Report;
 
 use crate::arguments::Replicate;
@@ -104,16 +107,27 @@ impl Replication {
         let from = common.map(|(number, _)| self.name(*number));
         let began = Instant::now();
         let sent = ends::pipe(&self.source, &self.send(&name, from.as_deref()), &self.target, report);
-        if sent.is_err() && matches!(self.target.resume_token(), Ok(None)) {
-            self.give_up(&name);
-        }
-        let bytes = sent?;
+        let bytes = sent.or_else(|failure| self.settle(&name, failure))?;
         tracing::info!("{name} is on {}: {bytes} bytes in {:.1?}", self.target.name(), began.elapsed());
         let taken = self.source.snapshots()?.into_iter().find(|snapshot| snapshot.name == name);
         report.succeeded(taken.map(|snapshot| snapshot.created));
         // Each by itself: a snapshot that somebody reads stays for a while.
         let (source, target) = (self.prune(&self.source), self.prune(&self.target));
         source.and(target)
+    }
+
+    /// After a stream that failed. The target may have the snapshot all the same: a connection may break
+    /// before it carries the receiver's success.
+    fn settle(&self, name: &str, failure: Failure) -> Outcome<u64> {
+        let Ok(there) = self.target.snapshots() else { return Err(failure) };
+        if there.iter().any(|snapshot| snapshot.name == name) {
+            tracing::warn!("{failure}; the target has {name} all the same");
+            return Ok(0);
+        }
+        if matches!(self.target.resume_token(), Ok(None)) {
+            self.give_up(name);
+        }
+        Err(failure)
     }
 
     /// Deletes a snapshot of the source that the target has refused. Where somebody reads it, it stays.
@@ -130,13 +144,20 @@ impl Replication {
         let rest = ["send", "--quiet", "--resume", &token, self.source.volume()].map(str::to_owned);
         match ends::pipe(&self.source, &rest, &self.target, report) {
             Ok(_) => Ok(()),
-            // The source has the snapshot no more.
-            Err(failure) if failure.code == 37 => {
+            Err(failure) if failure.code == 37 && self.is_gone(&token) => {
                 tracing::warn!("{failure}: what had been received is given up");
                 self.target.run(&["receive", "--abort", self.target.volume()]).map(drop)
             }
             Err(failure) => Err(failure),
         }
+    }
+
+    /// Whether the source says that it has a snapshot no more which the rest of a stream needs. It says
+    /// nothing while it is not mounted, or not there.
+    fn is_gone(&self, token: &str) -> bool {
+        let (Ok(token), Ok(here)) = (token.parse::<Token>(), self.source.snapshots()) else { return false };
+        let has = |created| here.iter().any(|snapshot| !snapshot.deleting && snapshot.created == created);
+        !std::iter::once(token.id).chain(token.parent).all(|id| has(id.created.0))
     }
 
     fn send(&self, name: &str, from: Option<&str>) -> Vec<String> {
