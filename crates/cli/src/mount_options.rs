@@ -135,7 +135,17 @@ const UNKNOWN: &str = "unknown mount option";
 impl MountOptions {
     /// Parses lists as they come with each `-o`. Later options win.
     pub fn parse<S: AsRef<str>>(lists: &[S]) -> Result<MountOptions, String> {
-        let mut options = MountOptions::default();
+        MountOptions::default().and(lists)
+    }
+
+    /// As [`MountOptions::parse`], for what a mount that is there shall become.
+    pub fn parse_remount<S: AsRef<str>>(lists: &[S], now: MountFlags) -> Result<MountOptions, String> {
+        let serve = ServeOptions { flags: now, ..ServeOptions::default() };
+        MountOptions { serve, ..MountOptions::default() }.and(lists)
+    }
+
+    fn and<S: AsRef<str>>(self, lists: &[S]) -> Result<MountOptions, String> {
+        let mut options = self;
         for item in lists.iter().flat_map(|list| list.as_ref().split(',')) {
             let item = item.trim();
             if !item.is_empty() {

@@ -321,7 +321,13 @@ fn remounted_read_only_and_back() {
     let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let line = table.lines().find(|line| line.contains(volume.mountpoint().to_str().unwrap())).unwrap();
     assert!(line.contains(" ro,noatime,"), "{line}");
-    assert!(helped("remount,rw").status.success());
+    // What was not named went back to the default.
+    assert!(helped("remount,rw,nosuid,noexec").status.success());
+    assert!(helped("remount,ro").status.success());
+    let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let line = table.lines().find(|line| line.contains(volume.mountpoint().to_str().unwrap())).unwrap();
+    assert!(line.contains(" ro,nosuid,noexec,noatime,"), "{line}");
+    assert!(helped("remount,rw,exec").status.success());
     let refused = helped("remount,dirsync");
     assert!(text(&refused).contains("from the start of a mount"), "{}", text(&refused));
     std::fs::write(volume.path("other"), "x").unwrap();
@@ -330,6 +336,13 @@ fn remounted_read_only_and_back() {
     volume.mount();
     assert!(!remount(&volume, "rw"), "the server takes no changes");
     assert_eq!(std::fs::read(volume.path("other")).unwrap(), b"x");
+    volume.unmount();
+    // Without a block device the kernel knows nothing of that.
+    let mut volume = volume.with_options("ro,fsname=name");
+    volume.mount();
+    let (image, dir) = (volume.image(), volume.mountpoint());
+    let refused = quire(&["mount".as_ref(), image.as_os_str(), dir.as_os_str(), "-oremount,rw".as_ref()]);
+    assert!(text(&refused).contains("was mounted read-only"), "{}", text(&refused));
     volume.unmount();
     volume.check();
 }

@@ -88,6 +88,8 @@ pub struct MountEntry {
     pub source: PathBuf,
     /// The options of the file system, with commas between them.
     pub options: String,
+    /// The options of this mount of it, likewise.
+    pub mount_options: String,
 }
 
 impl MountEntry {
@@ -99,6 +101,22 @@ impl MountEntry {
     /// The user who mounted it, as the kernel numbers users.
     pub fn user(&self) -> Option<u32> {
         self.options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok())
+    }
+
+    /// What the kernel does on it at present, for [`remount`].
+    pub fn flags(&self) -> MountFlags {
+        let has = |options: &str, option| options.split(',').any(|one| one == option);
+        let (mount, of_all) = (self.mount_options.as_str(), self.options.as_str());
+        MountFlags {
+            read_only: has(mount, "ro") || has(of_all, "ro"),
+            no_dev: has(mount, "nodev"),
+            no_suid: has(mount, "nosuid"),
+            no_exec: has(mount, "noexec"),
+            no_atime: has(mount, "noatime"),
+            sync: has(of_all, "sync"),
+            dir_sync: has(of_all, "dirsync"),
+            ..MountFlags::default()
+        }
     }
 
     /// Whether its source is a block device, so that unmounting it waits for the server.
@@ -139,6 +157,7 @@ fn parse_entry(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|&byte| byte == b' ');
     let device = fields.nth(2)?;
     let dir = fields.nth(1)?;
+    let mount_options = fields.next()?;
     let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
     let kind = rest.next()?;
     let source = rest.next()?;
@@ -148,6 +167,7 @@ fn parse_entry(line: &[u8]) -> Option<MountEntry> {
         kind: String::from_utf8_lossy(kind).into_owned(),
         source: PathBuf::from(unescape(source)),
         options: String::from_utf8_lossy(rest.next().unwrap_or_default()).into_owned(),
+        mount_options: String::from_utf8_lossy(mount_options).into_owned(),
     })
 }
 
@@ -321,9 +341,9 @@ fn bits(flags: &MountFlags) -> sys::MountFlags {
 /// server.
 pub fn remount(entry: &MountEntry, flags: &MountFlags) -> Result<()> {
     let doing = || format!("remounting {}", entry.dir.display());
-    let has = |option| entry.options.split(',').any(|one| one == option);
+    let now = entry.flags();
     // The server keeps these promises, too, and was told at its start.
-    if flags.sync && !has("sync") || flags.dir_sync && !has("dirsync") {
+    if flags.sync && !now.sync || flags.dir_sync && !now.dir_sync {
         let why = "sync and dirsync hold from the start of a mount; unmount, and mount with them";
         return Err(Error::new(ErrorKind::Unsupported, format!("{}: {why}", doing())));
     }
@@ -644,9 +664,14 @@ mod tests {
                 kind: "fuse.quire".into(),
                 source: r"/a\b.img".into(),
                 options: "rw,user_id=0".into(),
+                mount_options: "rw,relatime".into(),
             }
         );
         assert!(entry.is_quire());
+        let line = br"104 27 0:53 / /mnt ro,nosuid,noexec,noatime - fuse.quire /a rw,dirsync,user_id=0";
+        let flags = parse_entry(line).unwrap().flags();
+        assert!(flags.read_only && flags.no_suid && flags.no_exec && flags.no_atime && flags.dir_sync);
+        assert!(!flags.no_dev && !flags.sync);
         let line = br"104 27 7:3 / /mnt rw,relatime - fuseblk.quire /dev/loop3 rw,user_id=0";
         let block = parse_entry(line).unwrap();
         assert!(block.is_quire() && block.is_block());

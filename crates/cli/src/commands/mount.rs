@@ -3,11 +3,11 @@
 use quire_fuse::mount;
 
 use crate::arguments::Mount;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::mount_check::{Checked, check};
 use crate::mount_options::{LogTarget, MountOptions};
 use crate::server::{process, serve, supervise};
-use crate::{logging, places};
+use crate::{control, logging, places};
 
 /// Mounts.
 pub fn run(arguments: &Mount) -> Outcome {
@@ -20,7 +20,7 @@ pub fn run(arguments: &Mount) -> Outcome {
     if let Ok(options) = MountOptions::parse(&arguments.options)
         && options.remount
     {
-        return remount(arguments, &options);
+        return remount(arguments);
     }
     let checked = check(arguments)?;
     if arguments.foreground {
@@ -32,12 +32,20 @@ pub fn run(arguments: &Mount) -> Outcome {
     Ok(())
 }
 
-/// Changes what the kernel does on a mount. mount(8) gives all options of the mount, those that cannot change
-/// included.
-fn remount(arguments: &Mount, options: &MountOptions) -> Outcome {
-    let root = rustix::process::geteuid().is_root();
+/// Changes what the kernel does on a mount, as far as it is named. mount(8) gives all options of the mount,
+/// those that cannot change included.
+fn remount(arguments: &Mount) -> Outcome {
     let entry = places::mounted(&arguments.dir)?;
-    Ok(mount::remount(&entry, &options.flags(arguments.volume.as_os_str(), root))?)
+    let (now, options) = (entry.flags(), arguments.options.as_slice());
+    let was_read_only = now.read_only;
+    let wanted = MountOptions::parse_remount(options, now).map_err(Failure::usage)?.serve.flags;
+    // The kernel would take the changes, and the server would not.
+    let takes_none = || control::ask(&entry.dir, "info").is_ok_and(|told| told.trim().ends_with(" ro"));
+    if was_read_only && !wanted.read_only && takes_none() {
+        let why = format!("{} was mounted read-only: unmount it, and mount it with rw", entry.dir.display());
+        return Err(Failure::new(exit::FAILED, why));
+    }
+    Ok(mount::remount(&entry, &wanted)?)
 }
 
 /// Mounts through a server in the background; returns its notes.

@@ -62,8 +62,9 @@ pub fn trim(from: &str, volume: &Volume) -> Outcome<String> {
     Ok(format!("{at} {discarded} {end}\n"))
 }
 
-/// Free blocks, inodes, and the number of the last checkpoint.
+/// Free blocks, inodes, the number of the last checkpoint, and whether changes are taken: `rw` or `ro`.
 pub fn info(volume: &Volume) -> Outcome<String> {
     let info = volume.info();
-    Ok(format!("{} {} {}\n", info.free_blocks, info.inodes, info.checkpoint))
+    let changes = if volume.is_read_only() { "ro" } else { "rw" };
+    Ok(format!("{} {} {} {changes}\n", info.free_blocks, info.inodes, info.checkpoint))
 }
