@@ -71,7 +71,7 @@ fn prefixed(command: &str, rest: Vec<OsString>) -> Vec<OsString> {
 }
 
 fn finish(name: &str, outcome: Outcome) -> ExitCode {
-    match outcome {
+    match outcome.and_then(|()| output::verdict()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("{name}: {failure}");

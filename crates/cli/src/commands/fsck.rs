@@ -48,6 +48,10 @@ pub fn run(arguments: &Fsck) -> ExitCode {
         }
         output::line(format_args!("{}: {}", volume.display(), verdict(&checked, how)));
     }
+    if let Err(failure) = output::verdict() {
+        eprintln!("quire fsck: {failure}");
+        return ExitCode::from(checked.exit_code | FAILED);
+    }
     ExitCode::from(checked.exit_code)
 }
 

@@ -6,6 +6,7 @@ use clap::CommandFactory;
 
 use crate::arguments::Cli;
 use crate::exit::{Failure, Outcome};
+use crate::output;
 
 /// Writes a page for the program and one for each command.
 pub fn manual(dir: &Path) -> Outcome {
@@ -18,7 +19,9 @@ pub fn manual(dir: &Path) -> Outcome {
 
 /// Prints the completions of a shell.
 pub fn completions(shell: clap_complete::Shell) -> Outcome {
-    clap_complete::generate(shell, &mut Cli::command(), "quire", &mut std::io::stdout());
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "quire", &mut text);
+    output::bytes(&text);
     Ok(())
 }
 
