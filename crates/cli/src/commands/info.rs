@@ -43,7 +43,8 @@ pub fn run(arguments: &Info) -> Outcome {
             .find(|entry| entry.is_quire() && entry.source == path)
             .map(|entry| entry.dir),
     };
-    let held = found.as_ref().and_then(|(superblock, _)| held_by_snapshots(&path, superblock));
+    let superblock = found.as_ref().map(|(superblock, _)| superblock).filter(|_| mounted.is_none());
+    let held = superblock.and_then(|superblock| held_by_snapshots(&path, superblock));
     if let (Some((superblock, _)), Some(dir)) = (&mut found, &mounted) {
         update(superblock, dir);
     }
@@ -51,7 +52,7 @@ pub fn run(arguments: &Info) -> Outcome {
     if arguments.json {
         let mut value =
             found.as_ref().map_or_else(|| json!({}), |(superblock, _)| superblock_json(superblock));
-        value["mounted_at"] = mounted.map_or(Value::Null, |dir| json!(dir));
+        value["mounted_at"] = mounted.map_or(Value::Null, |dir| json!(dir.to_string_lossy()));
         if let Some(asked) = &asked {
             value["transport"] = json!(asked.transport);
             value["syncfs"] = json!(asked.syncfs);
@@ -81,12 +82,16 @@ pub fn run(arguments: &Info) -> Outcome {
 }
 
 /// The blocks that only snapshots of a volume hold; `None` if it never had one, or if that cannot be read.
+/// Takes no lock, so that nobody is kept from opening the volume: what was read while somebody wrote a
+/// checkpoint, so that blocks may have been used again, does not count.
 fn held_by_snapshots(path: &Path, superblock: &Superblock) -> Option<u64> {
     if superblock.epoch == 0 {
         return None;
     }
-    let image = open_image(path, OpenMode::ReadOnly).and_then(Image::load);
-    image.and_then(|image| image.snapshot_space()).map(|space| space.held_blocks).ok()
+    let image = open_image(path, OpenMode::Look).and_then(Image::load);
+    let held = image.and_then(|image| image.snapshot_space()).map(|space| space.held_blocks).ok()?;
+    let (now, _) = image::newest_superblock(path).ok()?;
+    (now == *superblock).then_some(held)
 }
 
 /// What a mount's server says.

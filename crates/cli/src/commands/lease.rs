@@ -114,7 +114,8 @@ fn show(path: &Path, file: &File, leases: &[HeldLease<'_>], as_json: bool) -> Ou
             })
             .collect();
         let size = leases.last().map(HeldLease::file_size);
-        output::line(json!({ "file": path, "volume": volume, "size": size, "extents": extents }));
+        let (file, volume) = (path.to_string_lossy(), volume.as_ref().map(|volume| volume.to_string_lossy()));
+        output::line(json!({ "file": file, "volume": volume, "size": size, "extents": extents }));
         return Ok(());
     }
     if let Some(volume) = volume {

@@ -157,7 +157,11 @@ pub fn get(arguments: &Get) -> Outcome {
 
 /// `quire set`.
 pub fn set(arguments: &Set) -> Outcome {
-    let parse = |operand: &PathBuf| operand.to_str().filter(|text| text.contains('=')).map(Setting::from_str);
+    let parse = |operand: &PathBuf| {
+        let text = operand.to_str()?;
+        let is_setting = text.split_once('=').is_some_and(|(name, _)| !name.contains('/'));
+        is_setting.then(|| Setting::from_str(text))
+    };
     let mut settings = Vec::new();
     let mut paths = arguments.operands.as_slice();
     // What looks like a setting is one, up to the first that does not: a path like that is written ./a=b.
