@@ -101,7 +101,9 @@ impl Quire {
 
     /// The snapshots of a volume, without those being deleted.
     pub async fn snapshots(&self, volume: &Path) -> Outcome<Vec<Snapshot>> {
-        let arguments = vec!["snapshot".as_ref(), "list".as_ref(), "--json".as_ref(), volume.as_ref()];
+        let mut arguments: Vec<&OsStr> =
+            ["snapshot", "list", "--no-space", "--json"].map(OsStr::new).to_vec();
+        arguments.push(volume.as_ref());
         let listed: Vec<ListedSnapshot> = self.json(arguments, Some("snapshots")).await?;
         let alive = listed.into_iter().filter(|snapshot| !snapshot.deleting);
         Ok(alive.map(|it| Snapshot { name: it.name, created: it.created }).collect())

@@ -360,6 +360,9 @@ pub enum SnapshotAction {
     List {
         /// Mount point, image file or block device
         volume: PathBuf,
+        /// Without the space that they take, which takes a while to count
+        #[arg(long)]
+        no_space: bool,
         /// JSON instead of text
         #[arg(long)]
         json: bool,

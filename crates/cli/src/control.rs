@@ -1,9 +1,10 @@
 //! A way to talk to the server behind a mount, beside the mount itself: the commands' side, and what both
 //! sides agree on.
 //!
-//! A Unix socket in Linux' abstract name space, named after the mount point: it leaves no file behind when a
-//! server dies, and answers even when the file system does not. Each end asks the kernel who the other is:
-//! the server answers root and its own user, the client believes root and its own user.
+//! A Unix socket in Linux' abstract name space, named after the mount's device number: no two mounts have the
+//! same at a time, whatever their mount points, and a mount keeps it for its life. The socket leaves no file
+//! behind when a server dies, and answers even when the file system does not. Each end asks the kernel who the
+//! other is: the server answers root and its own user, the client believes root and its own user.
 //!
 //! ```text
 //!   client  metrics | info | cache-size BYTES | scrub ... | trim BYTE | freeze ... | snapshot ... | grow ...
@@ -22,25 +23,32 @@ use std::path::Path;
 use std::time::Duration;
 
 use quire_base::size;
+use quire_fuse::MountEntry;
 use rustix::net::sockopt::socket_peercred;
+use rustix::process::Pid;
 
 use crate::exit::{self, Failure, Outcome};
+use crate::places;
 
 /// Longest line or request that is read.
 pub const LINE_MAX: u64 = 8192;
 /// How long the other side may take.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// The socket's name for a mount point: its path, hashed where it is long (FNV-1a), as the name has 107
-/// bytes.
-pub fn address(dir: &Path) -> std::io::Result<SocketAddr> {
-    let path = dir.as_os_str().as_encoded_bytes();
-    let hash = path
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));
-    let tail = &path[path.len().saturating_sub(64)..];
-    let mut name = format!("quire/{hash:016x}").into_bytes();
-    name.extend_from_slice(tail);
-    SocketAddr::from_abstract_name(name)
+/// The socket's name for a mount.
+pub fn address(entry: &MountEntry) -> std::io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(format!("quire/{}", entry.device))
+}
+
+fn connect(entry: &MountEntry) -> std::io::Result<UnixStream> {
+    UnixStream::connect_addr(&address(entry)?)
+}
+
+/// The process that serves a mount; `None` if none answers, or one of a user who did not mount it.
+pub fn server_of(entry: &MountEntry) -> Option<Pid> {
+    let peer = socket_peercred(connect(entry).ok()?).ok()?;
+    let user = peer.uid.as_raw();
+    let me = rustix::process::geteuid().as_raw();
+    (user == 0 || user == me || entry.user() == Some(user)).then_some(peer.pid)
 }
 
 /// Whether the other end is root or this user.
@@ -55,16 +63,14 @@ pub fn limit(stream: &UnixStream) -> std::io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))
 }
 
-/// Sends a request to the server behind a mount point (an absolute path without symbolic links).
+/// Sends a request to the server behind a mount point.
 pub fn open(dir: &Path, request: &str) -> Outcome<UnixStream> {
-    let stream = address(dir).and_then(|address| UnixStream::connect_addr(&address)).map_err(|error| {
-        match error.kind() {
-            std::io::ErrorKind::ConnectionRefused => Failure::new(
-                37,
-                format!("no Quire server of this system answers for {}: is it mounted?", dir.display()),
-            ),
-            _ => talking(dir, &error),
+    let entry = places::mounted(dir)?;
+    let stream = connect(&entry).map_err(|error| match error.kind() {
+        std::io::ErrorKind::ConnectionRefused => {
+            Failure::new(37, format!("no Quire server of this system answers for {}", dir.display()))
         }
+        _ => talking(dir, &error),
     })?;
     if !is_trusted(&stream) {
         return Err(Failure::new(
@@ -108,8 +114,18 @@ pub fn read_verdict(dir: &Path, answer: &mut impl BufRead) -> Outcome {
 
 /// Asks the server behind a mount point.
 pub fn ask(dir: &Path, request: &str) -> Outcome<String> {
+    read_answer(dir, &open(dir, request)?)
+}
+
+/// The same for a request whose answer takes as long as it takes.
+pub fn ask_patiently(dir: &Path, request: &str) -> Outcome<String> {
     let stream = open(dir, request)?;
-    let mut answer = BufReader::new(&stream);
+    stream.set_read_timeout(None).map_err(|error| talking(dir, &error))?;
+    read_answer(dir, &stream)
+}
+
+fn read_answer(dir: &Path, stream: &UnixStream) -> Outcome<String> {
+    let mut answer = BufReader::new(stream);
     read_verdict(dir, &mut answer)?;
     let mut text = String::new();
     answer.read_to_string(&mut text).map_err(|error| talking(dir, &error))?;
@@ -122,20 +138,4 @@ pub fn set_cache_size(dir: &Path, bytes: u64) -> Outcome {
         message: format!("cache-size {}: {}", size::show(bytes), failure.message),
         ..failure
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::PathBuf;
-
-    use super::*;
-
-    #[test]
-    fn names_of_sockets_fit_and_differ() {
-        let long = PathBuf::from(format!("/{}", "a".repeat(4000)));
-        let other = PathBuf::from(format!("/b{}", "a".repeat(3999)));
-        let name = |dir: &Path| address(dir).unwrap().as_abstract_name().unwrap().to_vec();
-        assert_ne!(name(&long), name(&other));
-        assert_ne!(name(Path::new("/a")), name(Path::new("/b")));
-    }
 }

@@ -45,7 +45,7 @@ pub fn standard_file(volume: &Path) -> PathBuf {
 }
 
 /// Starts a background server's messages; returns the file they go to, if one.
-pub fn to_target(target: &LogTarget, volume: &Path) -> Outcome<Option<PathBuf>> {
+pub fn to_target(target: &LogTarget, volume: &Path) -> Outcome {
     let path = match target {
         LogTarget::Syslog => {
             let subscriber = tracing_subscriber::fmt()
@@ -56,7 +56,7 @@ pub fn to_target(target: &LogTarget, volume: &Path) -> Outcome<Option<PathBuf>> 
                 .with_level(false)
                 .with_writer(Syslog);
             let _ = subscriber.try_init();
-            return Ok(None);
+            return Ok(());
         }
         LogTarget::File(path) => path.clone(),
         LogTarget::Standard => standard_file(volume),
@@ -77,7 +77,7 @@ pub fn to_target(target: &LogTarget, volume: &Path) -> Outcome<Option<PathBuf>> 
         .with_target(false)
         .with_writer(LogFile(file));
     let _ = subscriber.try_init();
-    Ok(Some(path))
+    Ok(())
 }
 
 /// One `write` per message, so that lines of several threads do not mix.

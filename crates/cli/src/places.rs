@@ -2,18 +2,19 @@
 //!
 //! Commands take a mount point, an image or a device where either makes sense.
 //!
-//! Neighbours: [`crate::image`] finds volumes by their paths, [`quire_fuse::mount`] reads the mount table.
+//! Neighbours: [`crate::image`] finds volumes by their paths, [`quire_fuse::mount`] reads the mount table,
+//! [`crate::control`] reaches the server of a mount.
 
-use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use quire_base::Result;
 use quire_fuse::{MountEntry, mount as mounts};
+use rustix::process::Pid;
 
 use crate::exit::{Failure, Outcome};
-use crate::image;
+use crate::{control, image};
 
 /// The Quire mount at `dir`, which must be there.
 pub fn mounted(dir: &Path) -> Outcome<MountEntry> {
@@ -31,13 +32,17 @@ pub fn mount_of(volume: &Path) -> Outcome<Option<PathBuf>> {
     Ok(mounted_on(&image::find(volume)?)?)
 }
 
-/// Where a volume is mounted. The mount table may show another name for it (`fsname`); then its server's
-/// command line tells.
+/// Where a volume is mounted. The mount table may show another name for it (`fsname`); then it is the mount of
+/// the server that has the volume on its command line.
 pub fn mounted_on(volume: &Path) -> Result<Option<PathBuf>> {
-    let dir = server_of(volume, None).and_then(|process| mount_point_of(&process));
-    let is_it = |entry: &MountEntry| entry.source == volume || Some(&entry.dir) == dir.as_ref();
-    let found = mounts::mounts()?.into_iter().find(|entry| entry.is_quire() && is_it(entry));
-    Ok(found.map(|entry| entry.dir))
+    let mut mounts = mounts::mounts()?;
+    mounts.retain(MountEntry::is_quire);
+    let by_source = mounts.iter().find(|entry| entry.source == volume);
+    let by_server = || {
+        let server = server_of(volume)?;
+        mounts.iter().find(|entry| control::server_of(entry) == Some(server))
+    };
+    Ok(by_source.or_else(by_server).map(|entry| entry.dir.clone()))
 }
 
 /// The path of a volume; a mount point is none, but is easily given for one.
@@ -55,31 +60,25 @@ pub fn unmounted(volume: &Path) -> Outcome<PathBuf> {
     Ok(volume)
 }
 
-/// The directory in `/proc` of the background server, not this process, that has `operand` (a volume or a
-/// mount point, absolute) on its command line.
-pub fn server_of(operand: &Path, owner: Option<u32>) -> Option<PathBuf> {
-    std::fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path()).find(|process| {
-        let number = process.file_name().and_then(|name| name.to_str()?.parse::<u32>().ok());
-        if number.is_none_or(|number| number == std::process::id()) || !is_trusted(process, owner) {
-            return false;
+/// The background server, not this process, that has a volume (an absolute path) on its command line.
+pub fn server_of(volume: &Path) -> Option<Pid> {
+    std::fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+        let number = entry.file_name().to_str()?.parse::<i32>().ok()?;
+        let process = Pid::from_raw(number).filter(|process| *process != rustix::process::getpid())?;
+        if !is_trusted(&entry.path()) {
+            return None;
         }
-        let Ok(line) = std::fs::read(process.join("cmdline")) else { return false };
+        let line = std::fs::read(entry.path().join("cmdline")).ok()?;
         let words: Vec<&[u8]> = line.split(|&byte| byte == 0).collect();
-        words.get(1) == Some(&b"mount".as_slice())
+        let is_it = words.get(1) == Some(&b"mount".as_slice())
             && words.get(2) == Some(&b"--report".as_slice())
-            && words.contains(&operand.as_os_str().as_bytes())
+            && words.contains(&volume.as_os_str().as_bytes());
+        is_it.then_some(process)
     })
 }
 
-/// Whether a process is root's, this user's or the owner's: any other may have anything on its command line.
-fn is_trusted(process: &Path, owner: Option<u32>) -> bool {
+/// Whether a process is root's or this user's: any other may have anything on its command line.
+fn is_trusted(process: &Path) -> bool {
     let user = rustix::process::geteuid().as_raw();
-    std::fs::metadata(process).is_ok_and(|found| [Some(0), Some(user), owner].contains(&Some(found.uid())))
-}
-
-/// The mount point of a background server that [`server_of`] found.
-pub fn mount_point_of(process: &Path) -> Option<PathBuf> {
-    let line = std::fs::read(process.join("cmdline")).ok()?;
-    let dir = line.split(|&byte| byte == 0).rfind(|word| !word.is_empty())?;
-    Some(OsStr::from_bytes(dir).into())
+    std::fs::metadata(process).is_ok_and(|found| [0, user].contains(&found.uid()))
 }

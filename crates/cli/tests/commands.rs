@@ -125,6 +125,53 @@ fn an_ended_server_that_nobody_collects_is_not_waited_for() {
     rustix::process::set_child_subreaper(None).unwrap();
 }
 
+/// A server was found by the mount point alone. While a detached mount was in use, commands for the volume that
+/// was mounted there afterwards reached the old server, commands for the old volume reached the new one, and
+/// `umount` waited for the old server's end.
+#[test]
+fn two_servers_of_one_mount_point_are_told_apart() {
+    if !can_mount("two_servers_of_one_mount_point_are_told_apart") {
+        return;
+    }
+    let place = Place::with_volume();
+    let (old, new, dir) = (place.path("old.img"), place.image(), place.dir());
+    std::fs::copy(&new, &old).unwrap();
+    let log = format!("log={}", place.path("log").display());
+    for options in [log.clone(), format!("{log},fsname=name")] {
+        let mount = |image: &Path| {
+            let words = ["mount", "-o", &options].map(OsStr::new);
+            quire(&[&words[..], &[image.as_os_str(), dir.as_os_str()]].concat())
+        };
+        expect(&mount(&old), 0, &[]);
+        let held = std::fs::File::create(place.path("mnt/held")).unwrap();
+        expect(&quire(&[OsStr::new("umount"), OsStr::new("--lazy"), dir.as_os_str()]), 0, &[]);
+        expect(&mount(&new), 0, &[]);
+        let snapshot = |words: &[&str], of: &Path, name: &[&str]| {
+            let words = [&["snapshot"], words].concat();
+            let name = name.iter().map(OsStr::new);
+            quire(&words.iter().map(OsStr::new).chain([of.as_os_str()]).chain(name).collect::<Vec<_>>())
+        };
+        expect(&snapshot(&["create"], &dir, &["of-the-new"]), 0, &[]);
+        expect(&snapshot(&["list"], &new, &[]), 0, &["of-the-new"]);
+        // It is open, and mounted nowhere that could be reached.
+        expect(&snapshot(&["list"], &old, &[]), 36, &["open"]);
+        let started = Instant::now();
+        expect(&place.umount(), 0, &[]);
+        assert!(started.elapsed() < Duration::from_secs(20), "it waited for the other server");
+        let list = snapshot(&["list", "--json", "--no-space"], &new, &[]);
+        expect(&list, 0, &["of-the-new"]);
+        assert!(!text(&list).contains("bytes"), "{}", text(&list));
+        expect(&snapshot(&["delete"], &new, &["of-the-new"]), 0, &[]);
+        drop(held);
+        while snapshot(&["list"], &old, &[]).status.code() == Some(36) {
+            assert!(started.elapsed() < Duration::from_secs(60), "the old server lives on");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let list = snapshot(&["list", "--json"], &old, &[]);
+        expect(&list, 0, &["[]"]);
+    }
+}
+
 #[test]
 fn a_stop_signal_unmounts_and_closes() {
     if !can_mount("a_stop_signal_unmounts_and_closes") {
@@ -203,6 +250,10 @@ fn supervised(more: &str) {
         place.dir().as_os_str(),
     ]
     .map(OsStr::to_owned);
+    // The process that watches failed without a word, and all that was said was that the server had ended.
+    let no_log = format!("log={}", place.dir().display());
+    let unlogged = mount.clone().map(|word| if word == *log { OsStr::new(&no_log).to_owned() } else { word });
+    expect(&quire(&unlogged), 2, &["opening the log file"]);
     expect(&quire(&mount), 0, &[]);
     expect(&quire(&mount), 36, &["already mounted"]);
     std::fs::write(place.path("mnt/file"), "kept").unwrap();
@@ -234,6 +285,49 @@ fn server_of(image: &Path) -> Option<rustix::process::Pid> {
         .filter(|entry| ours(&std::fs::read(entry.path().join("cmdline")).unwrap_or_default()))
         .find_map(|entry| entry.file_name().to_str()?.parse().ok())?;
     rustix::process::Pid::from_raw(found)
+}
+
+/// Paths that are not UTF-8 made JSON panic, and `mount` wait for the end of the mount.
+#[test]
+fn paths_need_not_be_utf8() {
+    if !can_mount("paths_need_not_be_utf8") {
+        return;
+    }
+    use std::os::unix::ffi::OsStrExt;
+    let place = Place::with_volume();
+    let odd = |name: &[u8]| place.0.path().join(OsStr::from_bytes(name));
+    let (image, dir) = (odd(b"a\xff.img"), odd(b"d\xff"));
+    std::fs::rename(place.image(), &image).unwrap();
+    std::fs::create_dir(&dir).unwrap();
+    // The log has the volume's name.
+    let mut mount = Command::new("timeout");
+    mount.args(["60", QUIRE, "mount"]).arg(&image).arg(&dir).env("XDG_STATE_HOME", place.0.path());
+    expect(&mount.output().unwrap(), 0, &[]);
+    let file = dir.join(OsStr::from_bytes(b"f\xff"));
+    std::fs::write(&file, "x").unwrap();
+    let info = quire(&["info".as_ref(), "--json".as_ref(), "--mount".as_ref(), dir.as_os_str()]);
+    let lease = quire(&["lease".as_ref(), "--json".as_ref(), file.as_os_str()]);
+    let unmounted = quire(&[OsStr::new("umount"), dir.as_os_str()]);
+    expect(&unmounted, 0, &[]);
+    expect(&info, 0, &["d\u{fffd}"]);
+    expect(&lease, 0, &["f\u{fffd}", "a\u{fffd}.img"]);
+}
+
+/// What could not be printed was no failure.
+#[test]
+fn a_full_output_is_a_failure() {
+    let place = Place::with_volume();
+    let image = place.image();
+    let call = |words: &[&str], code: i32| {
+        let mut command = Command::new(QUIRE);
+        command.args(words).stdout(std::fs::File::create("/dev/full").unwrap());
+        expect(&command.output().unwrap(), code, &["standard output"]);
+    };
+    let image = image.to_str().unwrap();
+    call(&["snapshot", "list", "--json", image], 2);
+    call(&["info", image], 2);
+    call(&["completions", "bash"], 2);
+    call(&["fsck", image], 8);
 }
 
 #[test]
@@ -431,6 +525,10 @@ fn properties_of_what_is_on_a_mount() {
     expect(&call("set untorn=off cache=keep mnt/db/new"), 0, &[]);
     let log = std::fs::read_to_string(place.path("log")).unwrap();
     assert!(log.contains("had untorn=16k and has untorn=off"), "{log}");
+    // A path with `=` in it was taken for a setting, also where it said that it was none.
+    std::fs::write(place.path("mnt/db/a=b"), "x").unwrap();
+    expect(&call("set untorn=8k mnt/db/a=b"), 0, &[]);
+    expect(&call("get --require untorn=8k mnt/db/a=b"), 0, &[]);
 
     // Elsewhere the same attributes mean nothing.
     expect(&call("get /tmp"), 37, &["not on a mount of a Quire volume"]);
@@ -554,7 +652,15 @@ fn snapshots_are_taken_read_and_rolled_back_to() {
     write("second");
     expect(&on_image(&place, &["snapshot", "create"], &["tuesday"]), 0, &[]);
     write("third");
-    expect(&on_image(&place, &["snapshot", "list"], &[]), 0, &["monday", "tuesday"]);
+    expect(&on_image(&place, &["snapshot", "list"], &[]), 0, &["monday", "tuesday", "alone"]);
+    let names = on_image(&place, &["snapshot", "list", "--no-space"], &[]);
+    expect(&names, 0, &["monday", "tuesday"]);
+    assert!(!text(&names).contains("alone") && !text(&names).contains("held"), "{}", text(&names));
+    // `info` took a lock for this, which kept mounts and repairs from opening the volume meanwhile.
+    let locked = std::fs::File::open(place.image()).unwrap();
+    rustix::fs::flock(&locked, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    expect(&on_image(&place, &["info"], &[]), 0, &["snapshots only"]);
+    drop(locked);
     let read = |name: &str| {
         let volume = quire::VolumeOptions::new().read_only(true).snapshot(name).open(place.image()).unwrap();
         let text = volume.read_to_string("note").unwrap();

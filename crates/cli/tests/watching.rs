@@ -193,12 +193,11 @@ fn a_mount_is_watched_and_steered() {
 
 /// The address of the socket that the server of a mount has in the abstract name space, where all can see it.
 fn control_socket(dir: &Path) -> SocketAddr {
+    let device = std::fs::metadata(dir).unwrap().dev();
+    let name = format!("quire/{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let table = std::fs::read_to_string("/proc/net/unix").unwrap();
-    let tail: String =
-        dir.to_str().unwrap().chars().rev().take(64).collect::<Vec<_>>().into_iter().rev().collect();
-    let names = table.lines().filter_map(|line| line.split_once(" @quire/"));
-    let name = names.map(|(_, name)| name).find(|name| name.ends_with(&tail)).expect("a control socket");
-    SocketAddr::from_abstract_name(format!("quire/{name}")).unwrap()
+    assert!(table.lines().any(|line| line.ends_with(&format!(" @{name}"))), "no {name} in {table}");
+    SocketAddr::from_abstract_name(name).unwrap()
 }
 
 #[test]

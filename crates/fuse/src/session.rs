@@ -259,9 +259,16 @@ impl Session {
     /// Stop signals must have been blocked ([`signals::block`]) before the process started any thread. Errors
     /// are those of serving, else those of closing.
     pub fn run(self) -> Result<()> {
+        self.run_then(|| ())
+    }
+
+    /// As [`Session::run`]; calls `gone` when the mount is gone, before it closes the volume. From then on
+    /// the kernel may give the mount's device number to another one.
+    pub fn run_then(self, gone: impl FnOnce()) -> Result<()> {
         let Session { connection, server, volume, entry, events, .. } = self;
         let dir = &entry.dir;
         let end = run_until_stopped(connection, &entry, &events);
+        gone();
         match &end {
             Ok(End::Unmounted) => {}
             Ok(End::Destroyed(_)) => server.refuse(),

@@ -25,10 +25,11 @@ pub fn run(arguments: &Snapshot) -> Outcome {
             Some(dir) => ask(&dir, "create", name),
             None => Ok(quire::take_snapshot(unmounted(volume)?, name).map(drop)?),
         },
-        SnapshotAction::List { volume, json } => {
+        SnapshotAction::List { volume, no_space, json } => {
             let list = match mount_of(volume)? {
-                Some(dir) => of_mount(&dir, "list")?,
-                None => of_image(volume)?,
+                Some(dir) if *no_space => parse(&dir, &control::ask(&dir, "snapshot progress")?)?,
+                Some(dir) => parse(&dir, &control::ask_patiently(&dir, "snapshot list")?)?,
+                None => of_image(volume, *no_space)?,
             };
             show(&list, *json);
             Ok(())
@@ -60,7 +61,7 @@ fn ask(dir: &Path, what: &str, name: &str) -> Outcome {
     let bar = bar(what == "delete" && std::io::stderr().is_terminal());
     let outcome = task::wait(dir, &format!("snapshot {what} {name}"), &mut || {
         if !bar.is_hidden() {
-            let list = snapshots_of(&of_mount(dir, "progress")?);
+            let list = snapshots_of(&parse(dir, &control::ask(dir, "snapshot progress")?)?);
             let found = list.iter().find(|snapshot| snapshot["name"] == name);
             bar.set_position(found.and_then(|found| found["deleted_percent"].as_u64()).unwrap_or_default());
         }
@@ -82,9 +83,8 @@ fn bar(visible: bool) -> ProgressBar {
 }
 
 /// The snapshots of a mounted volume, as its server lists them.
-fn of_mount(dir: &Path, what: &str) -> Outcome<Value> {
-    let answer = control::ask(dir, &format!("snapshot {what}"))?;
-    serde_json::from_str(&answer)
+fn parse(dir: &Path, answer: &str) -> Outcome<Value> {
+    serde_json::from_str(answer)
         .map_err(|error| Failure::new(32, format!("the answer of the server of {}: {error}", dir.display())))
 }
 
@@ -93,7 +93,7 @@ fn snapshots_of(list: &Value) -> Vec<Value> {
 }
 
 /// As of the volume's journal.
-fn of_image(volume: &Path) -> Outcome<Value> {
+fn of_image(volume: &Path, no_space: bool) -> Outcome<Value> {
     let image = Image::load(open_image(&image::find(volume)?, OpenMode::ReadOnly)?)?;
     let table = snapshots::table(&image.tree)?;
     let one = |(number, snapshot): &(u32, quire_format::snapshot::Snapshot)| {
@@ -104,7 +104,11 @@ fn of_image(volume: &Path) -> Outcome<Value> {
             "deleting": snapshot.deleting.is_some(),
         })
     };
-    Ok(with_space(table.iter().map(one).collect(), &image.snapshot_space()?))
+    let list = table.iter().map(one).collect();
+    match no_space {
+        true => Ok(json!({ "snapshots": Value::Array(list) })),
+        false => Ok(with_space(list, &image.snapshot_space()?)),
+    }
 }
 
 fn show(list: &Value, as_json: bool) {
@@ -118,11 +122,16 @@ fn show(list: &Value, as_json: bool) {
         let state = if snapshot["deleting"] == true { "  (being deleted)" } else { "" };
         let created = Timestamp(snapshot["created"].as_i64().unwrap_or_default());
         let created = crate::commands::inspect::time(created);
-        let (alone, shared) = (bytes(&snapshot["bytes_alone"]), bytes(&snapshot["bytes_shared"]));
         let name = snapshot["name"].as_str().unwrap_or_default();
-        output::line(format!("{created}  {alone:>9} alone  {shared:>9} shared  {name}{state}"));
+        let space = match snapshot.get("bytes_alone") {
+            Some(alone) => {
+                format!("{:>9} alone  {:>9} shared  ", bytes(alone), bytes(&snapshot["bytes_shared"]))
+            }
+            None => String::new(),
+        };
+        output::line(format!("{created}  {space}{name}{state}"));
     }
-    if snapshots.len() > 1 {
+    if snapshots.len() > 1 && !list["bytes_held"].is_null() {
         output::line(format!("{} are held by snapshots only", bytes(&list["bytes_held"])));
     }
 }

@@ -1,17 +1,18 @@
 //! `quire umount`: returns when the volume is closed, so that it may be copied, checked or mounted again at
 //! once.
 
-use std::path::Path;
+use std::os::fd::OwnedFd;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use quire_fuse::MountEntry;
 use quire_fuse::mount::{self, Unmount};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::arguments::Umount;
 use crate::exit::{Failure, Outcome};
-use crate::image;
-use crate::places::{mount_point_of, server_of};
+use crate::{control, image};
 
 /// How long the closing of a volume may take before the command gives up waiting (not closing).
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -34,19 +35,15 @@ pub fn run(arguments: &Umount) -> Outcome {
         return Ok(mount::unmount(&dir, Unmount::Detach)?);
     }
     // Before the unmount: the server may be gone before it could be looked for.
-    let server = server_of(&dir, entry.user());
+    let server = control::server_of(&entry);
+    let process = server.and_then(|server| pidfd_open(server, PidfdFlags::empty()).ok());
     let slow = || eprintln!("quire: waiting until everything is on disk");
-    let patient = talk_meanwhile(&entry, server.as_deref(), slow);
+    let patient = talk_meanwhile(&entry, server, slow);
     let unmounted = mount::unmount(&dir, Unmount::Plain);
     drop(patient);
     unmounted?;
-    let closed = match server {
-        // A process that has ended may stay in the table, without a command line, until its parent looks at
-        // it.
-        Some(process) => {
-            let has_ended = || mount_point_of(&process).as_deref() != Some(dir.as_path());
-            image::wait_until(has_ended, PATIENCE, slow)
-        }
+    let closed = match process {
+        Some(process) => image::wait_until(|| has_ended(&process), PATIENCE, slow),
         None => image::wait_until_closed(&entry.source, PATIENCE, slow),
     };
     if closed {
@@ -58,14 +55,20 @@ pub fn run(arguments: &Umount) -> Outcome {
     ))
 }
 
+/// Whether a process has ended, be it that its parent has not looked at it yet.
+fn has_ended(process: &OwnedFd) -> bool {
+    let mut ends = [PollFd::new(process, PollFlags::IN)];
+    poll(&mut ends, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+}
+
 /// Says what is waited for, until it is dropped: an unmount may wait until the server has closed the volume.
 fn talk_meanwhile(
     entry: &MountEntry,
-    server: Option<&Path>,
+    server: Option<Pid>,
     slow: impl FnOnce() + Send + 'static,
 ) -> Sender<()> {
     let (sender, dropped) = channel::<()>();
-    let server = server.and_then(Path::file_name).map(|number| format!("kill -9 {}", number.display()));
+    let server = server.map(|server| format!("kill -9 {}", server.as_raw_nonzero()));
     let connection = entry.connection().unwrap_or_default();
     let give_up = server.unwrap_or_else(|| format!("echo 1 >/sys/fs/fuse/connections/{connection}/abort"));
     // Ends with the sender, and with the process.

@@ -1,6 +1,7 @@
 //! The server's side of the control socket, and its numbers over HTTP.
 //!
-//! One client at a time is answered on the socket; with `-o metrics=` the numbers are also served over HTTP,
+//! One client at a time is answered on the socket, but for streams and what walks through all space, which
+//! have threads of their own; with `-o metrics=` the numbers are also served over HTTP,
 //! to programs that can reach the loopback port or may open the socket.
 //!
 //! Neighbours: [`crate::control`] says what is spoken; the other modules here do what is asked for;
@@ -15,8 +16,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use quire::Volume;
-use quire_base::sync::thread;
-use quire_base::{Error, Result};
+use quire_base::sync::{Arc, thread};
+use quire_base::{Error, ErrorKind, Result};
+use quire_fuse::mount;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::freezing::Freezing;
@@ -34,17 +36,39 @@ const REFUSAL: &str = "error 38 only root and the user who mounted may ask the s
 /// How long an address may be in use by a server that ends.
 const ENDING_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Serves the control socket, and the numbers where asked for, until the process ends.
-pub fn serve(volume: &Volume, dir: &Path, metrics: Option<&MetricsTarget>) -> Result<()> {
-    match address(dir).and_then(|address| bind(|| UnixListener::bind_addr(&address))) {
-        Ok(listener) => {
-            let (volume, asked) = (volume.clone(), Asked::default());
-            asked.scrubbing.go_on(&volume);
-            spawn("quire-control", move || control(&listener, &volume, &asked))?;
-        }
+/// The control socket of a mount.
+pub struct ControlSocket(Option<Arc<UnixListener>>);
+
+impl ControlSocket {
+    /// Serves the control socket of what is mounted at `dir`, before a program can have seen anything of it.
+    pub fn serve(volume: &Volume, dir: &Path) -> ControlSocket {
+        let listener = ControlSocket::listen(volume, dir);
         // The mount is of use without it.
-        Err(error) => tracing::warn!("no control socket for {}: {error}", dir.display()),
+        let warn = |error: &Error| tracing::warn!("no control socket for {}: {error}", dir.display());
+        ControlSocket(listener.inspect_err(warn).ok())
     }
+
+    fn listen(volume: &Volume, dir: &Path) -> Result<Arc<UnixListener>> {
+        let gone = || Error::new(ErrorKind::NotFound, "the mount is gone already");
+        let entry = mount::mounted_at(dir)?.ok_or_else(gone)?;
+        let listener = address(&entry).and_then(|address| bind(|| UnixListener::bind_addr(&address)));
+        let listener = Arc::new(listener.map_err(|error| Error::os("listening", &error))?);
+        let (volume, asked, listening) = (volume.clone(), Asked::default(), listener.clone());
+        asked.scrubbing.go_on(&volume);
+        spawn("quire-control", move || control(&listening, &volume, &asked))?;
+        Ok(listener)
+    }
+
+    /// Answers nobody any more: the next mount may have the same device number.
+    pub fn close(self) {
+        if let Some(listener) = self.0 {
+            let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
+        }
+    }
+}
+
+/// Serves the numbers over HTTP, where asked for, until the process ends.
+pub fn serve_metrics(volume: &Volume, metrics: Option<&MetricsTarget>) -> Result<()> {
     let Some(target) = metrics else { return Ok(()) };
     let volume = volume.clone();
     match target {
@@ -119,7 +143,13 @@ struct Asked {
 }
 
 fn control(listener: &UnixListener, volume: &Volume, asked: &Asked) {
-    for stream in listener.incoming().flatten() {
+    for stream in listener.incoming() {
+        let stream = match stream {
+            Ok(stream) => stream,
+            // What a socket says that was shut down.
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => return,
+            Err(_) => continue,
+        };
         if !is_trusted(&stream) {
             // Said without listening first. It fits into the socket's buffer, so nobody waits.
             let _ = limit(&stream).and_then(|()| (&stream).write_all(REFUSAL.as_bytes()));
@@ -128,15 +158,25 @@ fn control(listener: &UnixListener, volume: &Volume, asked: &Asked) {
         let done = limit(&stream).and_then(|()| {
             let mut line = String::new();
             BufReader::new((&stream).take(LINE_MAX)).read_line(&mut line)?;
-            let outcome = match line.trim().strip_prefix("send ") {
-                Some(request) => match asked.sending.start(request, volume, stream.try_clone()?) {
-                    // The thread that sends answers.
-                    Ok(()) => return Ok(()),
-                    Err(failure) => Err(failure),
-                },
-                None => answer(line.trim(), volume, asked),
+            let connection = stream.try_clone()?;
+            let outcome = match line.trim().split_once(' ') {
+                Some(("send", request)) => asked.sending.start(request, volume, connection),
+                Some(("snapshot", "list")) => {
+                    let volume = volume.clone();
+                    asked.sending.run(move || {
+                        let text = told(snapshots::list_with_space(&volume));
+                        if let Err(error) = (&connection).write_all(text.as_bytes()) {
+                            tracing::debug!("a control connection: {error}");
+                        }
+                    })
+                }
+                _ => return (&stream).write_all(told(answer(line.trim(), volume, asked)).as_bytes()),
             };
-            (&stream).write_all(told(outcome).as_bytes())
+            match outcome {
+                // A thread of its own answers.
+                Ok(()) => Ok(()),
+                Err(failure) => (&stream).write_all(told(Err(failure)).as_bytes()),
+            }
         });
         if let Err(error) = done {
             tracing::debug!("a control connection: {error}");

@@ -26,8 +26,6 @@ use crate::exit::{self, Failure, Outcome};
 pub enum Report {
     /// The mount is usable.
     Ready {
-        /// Where later messages go.
-        log: Option<PathBuf>,
         /// Things the user should know (mounted read-only, recovered).
         notes: Vec<String>,
     },
@@ -51,7 +49,7 @@ pub fn start(
 ) -> Outcome<Vec<String>> {
     let (mut child, report) = spawn(volume, dir, options, if supervise { "--watch" } else { "--report" })?;
     match report {
-        Some(Report::Ready { notes, .. }) => Ok(notes),
+        Some(Report::Ready { notes }) => Ok(notes),
         Some(Report::Failed { code, message }) => {
             let _ = child.wait();
             Err(Failure::new(code, message))
@@ -138,7 +136,7 @@ mod tests {
     #[test]
     fn reports_are_one_line() {
         for report in [
-            Report::Ready { log: Some("/var/log/x".into()), notes: vec!["a\nb".into()] },
+            Report::Ready { notes: vec!["a\nb".into()] },
             Report::Failed { code: 36, message: "busy\nreally".into() },
         ] {
             let line = serde_json::to_string(&report).unwrap();

@@ -1,6 +1,7 @@
 //! Streams that the server of a mount sends ([`crate::frames`]).
 //!
-//! Each stream has a thread of its own, which ends when the command goes away. A reader that stands still
+//! Each stream has a thread of its own, which ends when the command goes away, and so has whatever else takes
+//! a while to answer. A reader that stands still
 //! holds up nobody else: neither other requests, nor an unmount, which ends the server and the stream.
 //!
 //! Neighbours: [`super::listener`] hears the request, [`crate::commands::stream`] makes it.
@@ -18,7 +19,7 @@ use crate::frames::{FAILED, FRAME_MAX, Frames, PROGRESS, Request, WHOLE, frame};
 
 /// Streams that a server sends at a time.
 const STREAMS_MAX: usize = 8;
-/// The streams of a server.
+/// The streams of a server, and what else it answers beside them.
 #[derive(Clone, Default)]
 pub struct Sending(Arc<AtomicUsize>);
 
@@ -27,15 +28,23 @@ impl Sending {
     pub fn start(&self, line: &str, volume: &Volume, connection: UnixStream) -> Outcome {
         let request = Request::parse(line)
             .ok_or_else(|| Failure::usage("the server does not know this request for a stream"))?;
+        let volume = volume.clone();
+        self.run(move || {
+            if let Err(error) = answer(&request, &volume, &connection) {
+                tracing::info!("a stream was not sent to its end: {error}");
+            }
+        })
+    }
+
+    /// Runs what answers a connection on a thread of its own.
+    pub fn run(&self, body: impl FnOnce() + Send + 'static) -> Outcome {
         if self.0.fetch_add(1, Ordering::Relaxed) >= STREAMS_MAX {
             self.0.fetch_sub(1, Ordering::Relaxed);
             return Err(Failure::new(36, format!("the server sends {STREAMS_MAX} streams already")));
         }
-        let (volume, streams) = (volume.clone(), self.0.clone());
+        let streams = self.0.clone();
         let run = move || {
-            if let Err(error) = answer(&request, &volume, &connection) {
-                tracing::info!("a stream was not sent to its end: {error}");
-            }
+            body();
             streams.fetch_sub(1, Ordering::Relaxed);
         };
         thread::Builder::new().name("quire-send".into()).spawn(run).map(drop).map_err(|error| {

@@ -10,7 +10,7 @@ use quire_base::{ErrorKind, Result};
 use quire_device::NbdAddress;
 use quire_fuse::{Session, signals};
 
-use super::listener;
+use super::listener::{self, ControlSocket};
 use super::process::{self, Report};
 use crate::arguments::Mount;
 use crate::exit::Outcome;
@@ -28,13 +28,13 @@ pub fn here(checked: &Checked) -> Outcome {
     signals::serve_under_memory_pressure();
     logging::to_terminal();
     process::abort_on_panic();
-    let (session, notes) = open_and_mount(checked)?;
+    let (session, control, notes) = open_and_mount(checked)?;
     for note in notes {
         tracing::info!("{note}");
     }
     say_mounted(checked, &session);
     notify::ready();
-    Ok(session.run()?)
+    Ok(session.run_then(|| control.close())?)
 }
 
 /// The same for the process that started this one, which is told how it went.
@@ -43,12 +43,12 @@ pub fn and_report(arguments: &Mount) -> Outcome {
     signals::block();
     signals::serve_under_memory_pressure();
     let started = check(arguments).and_then(|checked| {
-        let log = logging::to_target(&checked.options.log, &checked.volume)?;
+        logging::to_target(&checked.options.log, &checked.volume)?;
         process::abort_on_panic();
-        let (session, notes) = open_and_mount(&checked)?;
-        Ok((checked, log, session, notes))
+        let mounted = open_and_mount(&checked)?;
+        Ok((checked, mounted))
     });
-    let (checked, log, session, notes) = match started {
+    let (checked, (session, control, notes)) = match started {
         Ok(started) => started,
         Err(failure) => {
             tracing::error!("{failure}");
@@ -60,8 +60,8 @@ pub fn and_report(arguments: &Mount) -> Outcome {
         tracing::info!("{note}");
     }
     say_mounted(&checked, &session);
-    process::report(&Report::Ready { log, notes });
-    let outcome = session.run();
+    process::report(&Report::Ready { notes });
+    let outcome = session.run_then(|| control.close());
     if let Err(error) = &outcome {
         tracing::error!("{error}");
     }
@@ -84,7 +84,7 @@ fn say_mounted(checked: &Checked, session: &Session) {
     }
 }
 
-fn open_and_mount(checked: &Checked) -> Outcome<(Session, Vec<String>)> {
+fn open_and_mount(checked: &Checked) -> Outcome<(Session, ControlSocket, Vec<String>)> {
     let root = rustix::process::geteuid().is_root();
     let volume = open(&checked.volume, &checked.options)?;
     let mut serve = checked.options.serve.clone();
@@ -105,14 +105,15 @@ fn open_and_mount(checked: &Checked) -> Outcome<(Session, Vec<String>)> {
         notes.push(format!("{} is mounted read-only: {reason}", checked.volume.display()));
         serve.flags.read_only = true;
     }
-    // The control socket before the mount is there to be seen: a program that sees it may ask.
-    let started = listener::serve(&volume, &checked.dir, checked.options.metrics.as_ref())
+    let started = listener::serve_metrics(&volume, checked.options.metrics.as_ref())
         .and_then(|()| Session::mount(volume.clone(), &checked.dir, &serve));
     let session = started.inspect_err(|_| {
-        // The threads behind the socket hold the volume as well: it would not be closed by itself.
+        // The threads behind the metrics hold the volume as well: it would not be closed by itself.
         let _ = volume.clone().close();
     })?;
-    Ok((session, notes))
+    // Before the session answers: a program that has seen the mount's root may ask.
+    let control = ControlSocket::serve(&volume, session.dir());
+    Ok((session, control, notes))
 }
 
 /// Opens the volume; one that is only just being closed by its last server is waited for.
@@ -142,5 +143,5 @@ fn open(path: &Path, options: &MountOptions) -> Result<Volume> {
 /// Open for writing, not mounted, and the process that has it open once mounted volumes: a server on its way
 /// out.
 fn is_closing(volume: &Path) -> Result<bool> {
-    Ok(mounted_on(volume)?.is_none() && server_of(volume, None).is_some())
+    Ok(mounted_on(volume)?.is_none() && server_of(volume).is_some())
 }

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! The first two start a task and are answered with it ([`super::tasks`]); the others are answered with
-//! JSON, `progress` without the space that snapshots take. A name goes to the end of the line.
+//! JSON: `list` with the space that snapshots take, on a thread of its own since that walks through all space;
+//! `progress` without. A name goes to the end of the line.
 //!
 //! Neighbours: [`super::listener`] hears the requests, [`crate::commands::snapshot`] makes them.
 
@@ -16,15 +17,11 @@ use serde_json::{Value, json};
 use super::tasks::ServerTasks;
 use crate::exit::{Failure, Outcome};
 
-/// Answers what follows `snapshot` in a request.
+/// Answers what follows `snapshot` in a request, `list` excepted.
 pub fn answer(request: &str, volume: &Volume, tasks: &ServerTasks) -> Outcome<String> {
     let (what, name) = request.split_once(' ').unwrap_or((request, ""));
     let (name, volume) = (name.to_owned(), volume.clone());
     let number = match what {
-        "list" => {
-            let list = with_space(list(&volume.snapshots()?), &volume.snapshot_space()?);
-            return Ok(format!("{list}\n"));
-        }
         "progress" => return Ok(format!("{}\n", json!({ "snapshots": list(&volume.snapshots()?) }))),
         "create" => tasks.start(move || {
             let taken = volume.take_snapshot(&name)?;
@@ -39,6 +36,11 @@ pub fn answer(request: &str, volume: &Volume, tasks: &ServerTasks) -> Outcome<St
         _ => return Err(Failure::usage("the server does not know this request about snapshots")),
     };
     tasks.answer(number)
+}
+
+/// Answers `snapshot list`.
+pub fn list_with_space(volume: &Volume) -> Outcome<String> {
+    Ok(format!("{}\n", with_space(list(&volume.snapshots()?), &volume.snapshot_space()?)))
 }
 
 /// Snapshots as the commands show them.

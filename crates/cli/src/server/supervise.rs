@@ -38,23 +38,28 @@ const BUSY: u8 = 36;
 /// Watches over a server until it ends by itself.
 pub fn run(arguments: &Mount) -> Outcome {
     process::detach();
-    let checked = match check(arguments) {
-        Ok(checked) => checked,
-        Err(failure) => {
+    // The process that started this one waits for the first report of any server, and else for this one's.
+    let mut reported = false;
+    let outcome = watch(arguments, &mut reported);
+    if let Err(failure) = &outcome {
+        tracing::error!("{failure}");
+        if !reported {
             process::report(&Report::Failed { code: failure.code, message: failure.message.clone() });
-            return Err(failure);
         }
-    };
+    }
+    outcome
+}
+
+fn watch(arguments: &Mount, reported: &mut bool) -> Outcome {
+    let checked = check(arguments)?;
     logging::to_target(&checked.options.log, &checked.volume)?;
     let mut deaths = VecDeque::new();
     let mut died: Option<Instant> = None;
-    // The first report of any server is ours: the process that started this one waits for it.
-    let mut reported = false;
     let mut options = arguments.options.clone();
     loop {
         let (mut child, report) = process::spawn(&checked.volume, &checked.dir, &options, "--report")?;
         let ended = |error: std::io::Error| Failure::system("waiting for the server", &error);
-        match step(report.as_ref(), reported, died.map(|at| at.elapsed())) {
+        match step(report.as_ref(), *reported, died.map(|at| at.elapsed())) {
             Step::TryAgain => {
                 child.wait().map_err(ended)?;
                 std::thread::sleep(Duration::from_millis(50));
@@ -62,10 +67,10 @@ pub fn run(arguments: &Mount) -> Outcome {
             }
             Step::PassOn(report) => {
                 process::report(report);
-                reported = true;
+                *reported = true;
             }
             Step::Note(Report::Failed { message, .. }) => tracing::error!("not mounted again: {message}"),
-            Step::Note(Report::Ready { notes, .. }) => {
+            Step::Note(Report::Ready { notes }) => {
                 notes.iter().for_each(|note| tracing::info!("{note}"));
                 let since = died.map_or(0, |at| at.elapsed().as_millis());
                 tracing::warn!("{} is mounted again after {since} ms", checked.dir.display());
@@ -146,7 +151,7 @@ mod tests {
     /// `quire mount`, and mount(8) behind it, waited until the volume was unmounted again.
     #[test]
     fn the_first_report_is_passed_on_whichever_server_it_is_of() {
-        let ready = Report::Ready { log: None, notes: Vec::new() };
+        let ready = Report::Ready { notes: Vec::new() };
         let busy = Report::Failed { code: BUSY, message: "busy".into() };
         let soon = Some(Duration::from_millis(1));
         assert_eq!(step(Some(&ready), false, None), Step::PassOn(&ready));

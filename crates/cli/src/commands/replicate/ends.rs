@@ -106,7 +106,7 @@ impl End {
 
     /// Its snapshots.
     pub fn snapshots(&self) -> Outcome<Vec<Snapshot>> {
-        let text = self.run(&["snapshot", "list", "--json", &self.volume])?;
+        let text = self.run(&["snapshot", "list", "--no-space", "--json", &self.volume])?;
         let list: Value = serde_json::from_str(&text).map_err(|error| {
             Failure::new(exit::FAILED, format!("the list of snapshots of {}: {error}", self.name()))
         })?;
