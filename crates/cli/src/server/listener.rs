@@ -280,6 +280,9 @@ fn http(from: impl Read, mut to: impl Write, volume: &Volume) -> std::io::Result
 
 #[cfg(test)]
 mod tests {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::SocketAddr;
+
     use super::*;
 
     /// A file that is no socket refuses connections like a socket that no one serves: `-o metrics=FILE`
@@ -296,5 +299,28 @@ mod tests {
         let serving = bind_private(&socket).expect("nobody serves it");
         assert!(bind_private(&socket).is_err(), "somebody serves it");
         drop(serving);
+    }
+
+    /// A server that was closing its volume went on answering at its address, which the next mount may have.
+    #[test]
+    fn a_closed_control_socket_leaves_its_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.img");
+        quire::FormatOptions::new().size(64 << 20).format(&path).unwrap();
+        let volume = Volume::open(&path).unwrap();
+        let name = SocketAddr::from_abstract_name(format!("quire-test-{}", std::process::id())).unwrap();
+        let listener = Arc::new(UnixListener::bind_addr(&name).unwrap());
+        let (listening, served) = (listener.clone(), volume.clone());
+        let thread = std::thread::spawn(move || control(&listening, &served, &Asked::default()));
+        let mut stream = UnixStream::connect_addr(&name).unwrap();
+        stream.write_all(b"info\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("ok\n") && answer.ends_with(" rw\n"), "{answer}");
+        ControlSocket(Some(listener)).close();
+        assert!(UnixStream::connect_addr(&name).is_err());
+        thread.join().unwrap();
+        UnixListener::bind_addr(&name).unwrap();
+        volume.close().unwrap();
     }
 }
