@@ -3,8 +3,8 @@
 //!
 //! A Unix socket in Linux' abstract name space, named after the mount's device number: no two mounts have the
 //! same at a time, whatever their mount points, and a mount keeps it for its life. The socket leaves no file
-//! behind when a server dies, and answers even when the file system does not. Each end asks the kernel who the
-//! other is: the server answers root and its own user, the client believes root and its own user.
+//! behind when a server dies, and answers even when the file system does not. Each end asks the kernel who
+//! the other is: the server answers root and its own user, the client believes root and its own user.
 //!
 //! ```text
 //!   client  metrics | info | cache-size BYTES | scrub ... | trim BYTE | freeze ... | snapshot ... | grow ...

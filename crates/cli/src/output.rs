@@ -1,5 +1,5 @@
-//! Lines on the standard output. A reader that has seen enough (`| head`) is no failure, and no panic; any other
-//! error is kept for the end of the program.
+//! Lines on the standard output. A reader that has seen enough (`| head`) is no failure, and no panic; any
+//! other error is kept for the end of the program.
 
 use std::fmt;
 use std::io::{self, Write};

@@ -32,8 +32,8 @@ pub fn mount_of(volume: &Path) -> Outcome<Option<PathBuf>> {
     Ok(mounted_on(&image::find(volume)?)?)
 }
 
-/// Where a volume is mounted. The mount table may show another name for it (`fsname`); then it is the mount of
-/// the server that has the volume on its command line.
+/// Where a volume is mounted. The mount table may show another name for it (`fsname`); then it is the mount
+/// of the server that has the volume on its command line.
 pub fn mounted_on(volume: &Path) -> Result<Option<PathBuf>> {
     let mut mounts = mounts::mounts()?;
     mounts.retain(MountEntry::is_quire);

@@ -125,9 +125,9 @@ fn an_ended_server_that_nobody_collects_is_not_waited_for() {
     rustix::process::set_child_subreaper(None).unwrap();
 }
 
-/// A server was found by the mount point alone. While a detached mount was in use, commands for the volume that
-/// was mounted there afterwards reached the old server, commands for the old volume reached the new one, and
-/// `umount` waited for the old server's end.
+/// A server was found by the mount point alone. While a detached mount was in use, commands for the volume
+/// that was mounted there afterwards reached the old server, commands for the old volume reached the new one,
+/// and `umount` waited for the old server's end.
 #[test]
 fn two_servers_of_one_mount_point_are_told_apart() {
     if !can_mount("two_servers_of_one_mount_point_are_told_apart") {

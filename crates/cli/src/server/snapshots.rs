@@ -5,8 +5,8 @@
 //! ```
 //!
 //! The first two start a task and are answered with it ([`super::tasks`]); the others are answered with
-//! JSON: `list` with the space that snapshots take, on a thread of its own since that walks through all space;
-//! `progress` without. A name goes to the end of the line.
+//! JSON: `list` with the space that snapshots take, on a thread of its own since that walks through all
+//! space; `progress` without. A name goes to the end of the line.
 //!
 //! Neighbours: [`super::listener`] hears the requests, [`crate::commands::snapshot`] makes them.
 
