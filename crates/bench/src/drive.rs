@@ -3,9 +3,10 @@
 use crate::interrupt::Interrupt;
 use crate::outcome::{Outcome, Trouble, failed};
 use crate::progress::Progress;
+use crate::sample::Latency;
 use quire_base::Result;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How often the main thread looks at the clock and at Ctrl-C.
@@ -21,7 +22,9 @@ pub struct Surroundings<'a> {
 
 /// What a thread sees of the others.
 pub struct Stage {
-    stop: AtomicBool,
+    stop: Arc<AtomicBool>,
+    /// When that was.
+    stopped: OnceLock<Instant>,
     barrier: Barrier,
     done: AtomicU64,
 }
@@ -35,12 +38,57 @@ impl Stage {
 
     /// Asks all to stop: for a thread whose end is everybody's.
     pub fn end(&self) {
+        self.stopped.get_or_init(Instant::now);
         self.stop.store(true, Ordering::Relaxed);
     }
 
     /// Adds to what the progress line shows.
     pub fn advance(&self, operations: u64) {
         self.done.fetch_add(operations, Ordering::Relaxed);
+    }
+}
+
+/// What operations took, and how many ended before the stop: of one that ends after it the latency is kept, as
+/// it may be the longest, but it is none of those that the measured time had.
+#[derive(Default)]
+pub struct Timed {
+    /// Of all.
+    pub latency: Latency,
+    /// How many ended in time.
+    pub operations: u64,
+}
+
+impl Timed {
+    /// Adds an operation that has just ended.
+    pub fn record(&mut self, time: Duration, stage: &Stage) {
+        self.latency.record(time);
+        self.operations += u64::from(!stage.is_over());
+    }
+}
+
+/// A count of what ends before the stop, for callbacks, which outlive the borrow of a stage.
+#[derive(Clone, Default)]
+pub struct InTime {
+    stop: Arc<AtomicBool>,
+    count: Arc<AtomicU64>,
+}
+
+impl InTime {
+    /// Nothing yet.
+    pub fn of(stage: &Stage) -> InTime {
+        InTime { stop: stage.stop.clone(), count: Arc::default() }
+    }
+
+    /// Something has ended.
+    pub fn add(&self) {
+        if !self.stop.load(Ordering::Relaxed) {
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How much.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
     }
 }
 
@@ -64,8 +112,12 @@ pub fn drive<'a, T: Send>(
     parts: Vec<Part<'a, T>>,
 ) -> Outcome<(Vec<T>, Duration)> {
     let count = parts.len();
-    let stage =
-        Stage { stop: AtomicBool::new(false), barrier: Barrier::new(count + 1), done: AtomicU64::new(0) };
+    let stage = Stage {
+        stop: Arc::default(),
+        stopped: OnceLock::new(),
+        barrier: Barrier::new(count + 1),
+        done: AtomicU64::new(0),
+    };
     let running = AtomicUsize::new(count);
     let stage = &stage;
     let running = &running;
@@ -91,7 +143,7 @@ pub fn drive<'a, T: Send>(
         let start = Instant::now();
         watch(surroundings, until, stage, running, start);
         stage.end();
-        let stopped = Instant::now();
+        let stopped = *stage.stopped.get_or_init(Instant::now);
         let joined: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
         let end = match until {
             Until::Elapsed(_) => stopped,
@@ -176,6 +228,41 @@ mod tests {
             drive(&surroundings(&interrupt, &progress), Until::Elapsed(limit), vec![spin(), spin()]).unwrap();
         assert!(counts.iter().all(|&n| n > 0));
         assert!(elapsed >= limit);
+    }
+
+    /// Who watches looks every 20 ms. That time was taken for the stop, though a thread had ended the stage long
+    /// before, and rates came out too low.
+    #[test]
+    fn a_stage_that_a_thread_ends_is_as_long_as_that_took() {
+        let (interrupt, progress) = (Interrupt::none(), Progress::hidden());
+        let watcher_is_asleep = TICK / 4;
+        let ends: Part<'_, Instant> = Box::new(move |stage| {
+            std::thread::sleep(watcher_is_asleep);
+            stage.end();
+            Ok(Instant::now())
+        });
+        let begun = Instant::now();
+        let hour = Until::Elapsed(Duration::from_secs(3600));
+        let (ended, elapsed) = drive(&surroundings(&interrupt, &progress), hour, vec![ends]).unwrap();
+        assert!(elapsed >= watcher_is_asleep && elapsed <= ended[0] - begun, "{elapsed:?}");
+    }
+
+    #[test]
+    fn what_ends_after_the_stop_is_timed_and_not_counted() {
+        let (interrupt, progress) = (Interrupt::none(), Progress::hidden());
+        let part: Part<'_, (Timed, u64)> = Box::new(|stage| {
+            let (mut timed, in_time) = (Timed::default(), InTime::of(stage));
+            for time in [1, 2] {
+                timed.record(Duration::from_millis(time), stage);
+                in_time.add();
+                stage.end();
+            }
+            Ok((timed, in_time.count()))
+        });
+        let hour = Until::Elapsed(Duration::from_secs(3600));
+        let (did, _) = drive(&surroundings(&interrupt, &progress), hour, vec![part]).unwrap();
+        let (timed, in_time) = &did[0];
+        assert_eq!((timed.latency.count(), timed.operations, *in_time), (2, 1, 1));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Calls go through `dyn`, for every engine alike, so that an indirect call is part of all figures. Paths are
 //! relative, with `/` between names.
 
+use crate::drive::InTime;
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result};
 use std::time::Duration;
@@ -111,8 +112,13 @@ pub trait Target: Send + Sync {
         Ok(None)
     }
     /// Opens each path and makes it durable, with up to `window` of them under way at a time; returns when
-    /// all are.
-    fn sync_many(&self, _paths: &mut dyn Iterator<Item = String>, _window: usize) -> Result<()> {
+    /// all are. `durable` counts each when it is.
+    fn sync_many(
+        &self,
+        _paths: &mut dyn Iterator<Item = String>,
+        _window: usize,
+        _durable: &InTime,
+    ) -> Result<()> {
         Err(unsupported("asynchronous fsync"))
     }
     /// Whether it has snapshots.
@@ -144,4 +150,51 @@ pub trait Target: Send + Sync {
 
 fn unsupported(what: &str) -> Error {
     Error::new(ErrorKind::Unsupported, format!("this engine has no {what}"))
+}
+
+#[cfg(test)]
+pub(crate) mod slow {
+    use super::*;
+
+    /// Keeps nothing; each call takes its time.
+    #[derive(Clone, Copy)]
+    pub struct Slow {
+        pub write: Duration,
+        pub sync: Duration,
+    }
+
+    impl Handle for Slow {
+        fn read_at(&self, buffer: &mut [u8], _offset: u64) -> Result<usize> {
+            Ok(buffer.len())
+        }
+        fn write_at(&self, _data: &[u8], _offset: u64) -> Result<()> {
+            std::thread::sleep(self.write);
+            Ok(())
+        }
+        fn sync(&self, _data_only: bool) -> Result<()> {
+            std::thread::sleep(self.sync);
+            Ok(())
+        }
+    }
+
+    impl Target for Slow {
+        fn open(&self, _path: &str, _how: How) -> Result<Arc<dyn Handle>> {
+            Ok(Arc::new(*self))
+        }
+        fn make_directory(&self, _path: &str) -> Result<()> {
+            Ok(())
+        }
+        fn sync_many(
+            &self,
+            paths: &mut dyn Iterator<Item = String>,
+            _window: usize,
+            durable: &InTime,
+        ) -> Result<()> {
+            for _ in paths {
+                Handle::sync(self, false)?;
+                durable.add();
+            }
+            Ok(())
+        }
+    }
 }

@@ -16,10 +16,10 @@ pub mod tail;
 pub mod untorn;
 
 use crate::arguments::Workload;
-use crate::drive::{Part, Surroundings, Until, drive};
+use crate::drive::{Part, Surroundings, Timed, Until, drive};
 use crate::engine::Kind;
 use crate::outcome::{Outcome, Trouble};
-use crate::sample::{Figures, Latency, Sample};
+use crate::sample::{Figures, Sample};
 use crate::target::{Counters, Handle, Target};
 use quire_base::Result;
 use quire_base::random::Random;
@@ -173,21 +173,21 @@ fn drive_durably(
     context: &Context<'_>,
     phase: &'static str,
     each: Each,
-    parts: Vec<Part<'_, Latency>>,
+    parts: Vec<Part<'_, Timed>>,
 ) -> Outcome<Sample> {
     context.phase(phase)?;
     let before = target.counters();
-    let (latencies, elapsed) = drive(context.surroundings, Until::Elapsed(context.duration()), parts)?;
+    let (timed, elapsed) = drive(context.surroundings, Until::Elapsed(context.duration()), parts)?;
     let stopped = target.counters();
     context.phase("settling")?;
     target.settle()?;
     let settled = target.counters();
     let mut sample = Sample::default();
     sample.add("seconds", elapsed.as_secs_f64());
-    for latency in &latencies {
-        sample.add("operations", latency.count() as f64);
-        sample.add("bytes", (latency.count() * each.bytes) as f64);
-        sample.add_latency(each.name, latency)?;
+    for timed in &timed {
+        sample.add("operations", timed.operations as f64);
+        sample.add("bytes", (timed.latency.count() * each.bytes) as f64);
+        sample.add_latency(each.name, &timed.latency)?;
     }
     // The flushes that operations waited for; the bytes that they caused, whenever those were written.
     let after = Counters { device_flushes: stopped.device_flushes, ..settled };

@@ -3,6 +3,7 @@
 use super::counted::{Counted, Totals};
 use super::{Medium, Spec, Workshop};
 use crate::arguments::Orphans;
+use crate::drive::InTime;
 use crate::outcome::{Outcome, Trouble};
 use crate::target::{Counters, Handle, How, Piece, Target};
 use quire::{Commit, File, FormatOptions, OpenOptions, Properties, SyncOptions, Volume, VolumeOptions};
@@ -107,16 +108,24 @@ impl Target for Library {
         opened.close()?;
         Ok(Some(took))
     }
-    fn sync_many(&self, paths: &mut dyn Iterator<Item = String>, window: usize) -> Result<()> {
+    fn sync_many(
+        &self,
+        paths: &mut dyn Iterator<Item = String>,
+        window: usize,
+        durable: &InTime,
+    ) -> Result<()> {
         let flight = Arc::new(Flight::new(window));
         let mut outcome = Ok(());
         for path in paths {
             flight.begin();
             let started = self.open_file(&path, How::default()).map(|file| {
-                let (inode, flight) = (file.inode().clone(), flight.clone());
+                let (inode, flight, durable) = (file.inode().clone(), flight.clone(), durable.clone());
                 // The file is closed when its fsync is done.
-                let done = move |outcome| {
+                let done = move |outcome: Result<()>| {
                     drop(file);
+                    if outcome.is_ok() {
+                        durable.add();
+                    }
                     flight.end(outcome);
                 };
                 self.volume.inodes().fsync_then(&inode, &SyncOptions::new(), Box::new(done));

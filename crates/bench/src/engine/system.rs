@@ -1,6 +1,7 @@
 //! System calls on a directory.
 
 use super::group::{Atomic, Groups};
+use crate::drive::InTime;
 use crate::outcome::{Outcome, failed, os};
 use crate::target::{Counters, Handle, How, Piece, Target};
 use io_uring::{IoUring, opcode, types};
@@ -184,9 +185,14 @@ impl Target for System {
         let directory = File::open(&self.directory).map_err(os("opening the directory"))?;
         rustix::fs::syncfs(&directory).map_err(|error| Error::os("syncfs", &error.into()))
     }
-    fn sync_many(&self, paths: &mut dyn Iterator<Item = String>, window: usize) -> Result<()> {
+    fn sync_many(
+        &self,
+        paths: &mut dyn Iterator<Item = String>,
+        window: usize,
+        durable: &InTime,
+    ) -> Result<()> {
         let open = |path: String| self.open_file(&path, How::default());
-        sync_many(&mut paths.map(open), window.clamp(1, RING_MAX))
+        sync_many(&mut paths.map(open), window.clamp(1, RING_MAX), durable)
     }
     fn has_snapshots(&self) -> bool {
         self.behind.snapshots().is_some()
@@ -219,7 +225,7 @@ fn no_snapshots() -> Result<()> {
 const RING_MAX: usize = 1024;
 
 /// Makes files durable through an io_uring, `window` at a time; each is closed when its fsync is done.
-fn sync_many(files: &mut dyn Iterator<Item = Result<File>>, window: usize) -> Result<()> {
+fn sync_many(files: &mut dyn Iterator<Item = Result<File>>, window: usize, durable: &InTime) -> Result<()> {
     let mut ring = IoUring::new(window as u32).map_err(os("making an io_uring"))?;
     let mut flying: Vec<Option<File>> = (0..window).map(|_| None).collect();
     let mut free: Vec<usize> = (0..window).collect();
@@ -264,6 +270,8 @@ fn sync_many(files: &mut dyn Iterator<Item = Result<File>>, window: usize) -> Re
                 let error = std::io::Error::from_raw_os_error(-result);
                 first_error.get_or_insert(Error::os("fsync", &error));
                 more = false;
+            } else {
+                durable.add();
             }
         }
     }
@@ -288,8 +296,11 @@ mod tests {
         for n in 0..50 {
             target.open(&format!("f{n}"), How::create(0)).unwrap().write_at(b"x", 0).unwrap();
         }
-        target.sync_many(&mut (0..50).map(|n| format!("f{n}")), 7).unwrap();
-        assert!(target.sync_many(&mut ["f1".to_owned(), "none".to_owned()].into_iter(), 7).is_err());
+        let durable = InTime::default();
+        target.sync_many(&mut (0..50).map(|n| format!("f{n}")), 7, &durable).unwrap();
+        assert_eq!(durable.count(), 50);
+        let with_a_bad_one = &mut ["f1".to_owned(), "none".to_owned()].into_iter();
+        assert!(target.sync_many(with_a_bad_one, 7, &durable).is_err());
         target.finish().unwrap();
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }

@@ -3,10 +3,10 @@
 
 use super::{Context, Work, fields, fill, needs_files};
 use crate::arguments;
-use crate::drive::{Part, Stage, Until, drive};
+use crate::drive::{Part, Stage, Timed, Until, drive};
 use crate::engine::Kind;
 use crate::outcome::Outcome;
-use crate::sample::{Figures, Latency, Sample};
+use crate::sample::{Figures, Sample};
 use crate::size;
 use crate::target::{Handle, How, Target};
 use quire_base::Result;
@@ -30,9 +30,9 @@ impl Append {
     }
 }
 
-fn write(file: &dyn Handle, place: Option<(&AtomicU64, u64)>, bs: usize, stage: &Stage) -> Result<Latency> {
+fn write(file: &dyn Handle, place: Option<(&AtomicU64, u64)>, bs: usize, stage: &Stage) -> Result<Timed> {
     let mut block = AlignedBuf::zeroed(bs);
-    let mut latency = Latency::new();
+    let mut timed = Timed::default();
     let mut n = 0u64;
     while !stage.is_over() {
         n += 1;
@@ -40,9 +40,9 @@ fn write(file: &dyn Handle, place: Option<(&AtomicU64, u64)>, bs: usize, stage: 
         let offset = place.map_or(0, |(next, bytes)| next.fetch_add(bs as u64, Ordering::Relaxed) % bytes);
         let start = Instant::now();
         file.write_at(&block, offset)?;
-        latency.record(start.elapsed());
+        timed.record(start.elapsed(), stage);
     }
-    Ok(latency)
+    Ok(timed)
 }
 
 impl Work for Append {
@@ -90,19 +90,19 @@ impl Work for Append {
         let place = self.0.overwrite.then_some((&next, self.log_bytes()));
         let parts = (0..self.0.threads).map(|_| {
             let file = &*file;
-            Box::new(move |stage: &Stage| write(file, place, bs, stage)) as Part<'_, Latency>
+            Box::new(move |stage: &Stage| write(file, place, bs, stage)) as Part<'_, Timed>
         });
         let parts = parts.collect();
         context.phase("appending")?;
         let before = target.counters();
-        let (latencies, elapsed) = drive(context.surroundings, Until::Elapsed(context.duration()), parts)?;
+        let (timed, elapsed) = drive(context.surroundings, Until::Elapsed(context.duration()), parts)?;
         let mut sample = Sample::default();
         let after = target.counters();
         sample.add("seconds", elapsed.as_secs_f64());
         sample.add_growth("device_flushes", before.device_flushes, after.device_flushes);
-        for latency in &latencies {
-            sample.add("operations", latency.count() as f64);
-            sample.add_latency("write", latency)?;
+        for timed in &timed {
+            sample.add("operations", timed.operations as f64);
+            sample.add_latency("write", &timed.latency)?;
         }
         Ok(sample)
     }

@@ -34,24 +34,32 @@ impl Dirty {
     }
 }
 
+/// What a thread did.
+struct Did {
+    operations: u64,
+    /// Those that ended before the stop.
+    in_time: u64,
+}
+
 fn overwrite(
     file: &dyn Handle,
     mut random: Random,
     options: &arguments::Dirty,
     stage: &Stage,
-) -> Result<u64> {
+) -> Result<Did> {
     let mut block = AlignedBuf::zeroed(options.bs as usize);
     let blocks = options.size / options.bs;
-    let mut operations = 0u64;
+    let mut did = Did { operations: 0, in_time: 0 };
     while !stage.is_over() {
-        operations += 1;
-        block[..8].copy_from_slice(&operations.to_ne_bytes());
+        did.operations += 1;
+        block[..8].copy_from_slice(&did.operations.to_ne_bytes());
         file.write_at(&block, random.below(blocks) * options.bs)?;
         if options.sync == SyncEvery::Every {
             file.sync(true)?;
         }
+        did.in_time += u64::from(!stage.is_over());
     }
-    Ok(operations)
+    Ok(did)
 }
 
 impl Work for Dirty {
@@ -96,25 +104,28 @@ impl Work for Dirty {
         let before = target.counters();
         let parts = (0..options.jobs).map(|n| {
             let (file, random) = (&*files[n % files.len()], context.random(1, n));
-            Box::new(move |stage: &Stage| overwrite(file, random, options, stage)) as Part<'_, u64>
+            Box::new(move |stage: &Stage| overwrite(file, random, options, stage)) as Part<'_, Did>
         });
         let parts = parts.collect();
         context.phase("overwriting")?;
-        let (operations, elapsed) = drive(context.surroundings, Until::Elapsed(context.duration()), parts)?;
-        // What is still in memory belongs to the work: its time and its bytes.
-        let ending = Instant::now();
-        if options.sync == SyncEvery::None {
-            context.phase("syncing")?;
-            files.iter().try_for_each(|file| file.sync(true))?;
-        }
-        let seconds = elapsed.as_secs_f64()
-            + if options.sync == SyncEvery::None { ending.elapsed().as_secs_f64() } else { 0.0 };
+        let begun = Instant::now();
+        let (did, elapsed) = drive(context.surroundings, Until::Elapsed(context.duration()), parts)?;
+        let all: u64 = did.iter().map(|did| did.operations).sum();
+        let (operations, time) = match options.sync {
+            SyncEvery::Every => (did.iter().map(|did| did.in_time).sum(), elapsed),
+            // What is still in memory belongs to the work: its time and its bytes. So do the writes that were
+            // under way when the time had passed.
+            SyncEvery::None => {
+                context.phase("syncing")?;
+                files.iter().try_for_each(|file| file.sync(true))?;
+                (all, begun.elapsed())
+            }
+        };
         let after = target.counters();
-        let operations: u64 = operations.iter().sum();
         let mut sample = Sample::default();
-        sample.add("seconds", seconds);
+        sample.add("seconds", time.as_secs_f64());
         sample.add("operations", operations as f64);
-        sample.add("bytes", (operations * options.bs) as f64);
+        sample.add("bytes", (all * options.bs) as f64);
         add_device(&mut sample, &before, &after);
         Ok(sample)
     }
@@ -125,9 +136,43 @@ impl Work for Dirty {
 
     fn figures(&self, sample: &Sample) -> Figures {
         let mut figures = Figures::default();
-        figures.push("write_mib_s", sample.rate("bytes", "seconds") / f64::from(1 << 20));
-        figures.push("iops", sample.rate("operations", "seconds"));
+        let iops = sample.rate("operations", "seconds");
+        figures.push("write_mib_s", iops * self.0.bs as f64 / f64::from(1 << 20));
+        figures.push("iops", iops);
         push_device(&mut figures, sample);
         figures
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::drive::Surroundings;
+    use crate::interrupt::Interrupt;
+    use crate::progress::Progress;
+    use crate::target::slow::Slow;
+    use std::time::Duration;
+
+    /// Writes that the end overtook were counted, and the time until they returned was not.
+    #[test]
+    fn the_last_writes_count_with_their_time() {
+        let (interrupt, progress) = (Interrupt::none(), Progress::hidden());
+        let surroundings = Surroundings { interrupt: &interrupt, progress: &progress };
+        let context = Context { seconds: Some(0.2), seed: 1, surroundings: &surroundings };
+        let target = Slow { write: Duration::from_millis(600), sync: Duration::ZERO };
+        for (sync, operations) in [(SyncEvery::None, 1.0), (SyncEvery::Every, 0.0)] {
+            let work = Dirty(arguments::Dirty {
+                jobs: 1,
+                bs: 4096,
+                size: 4096,
+                sync,
+                one_file: false,
+                folio: None,
+                track: None,
+            });
+            let sample = work.run(&target, &context).unwrap();
+            assert_eq!(sample.sum("operations"), operations);
+            assert_eq!(sample.sum("seconds") >= 0.6, sync == SyncEvery::None);
+        }
     }
 }

@@ -5,10 +5,10 @@
 
 use super::{CHUNK, Context, Each, Work, drive_durably, fields, fill, needs_files, push_device};
 use crate::arguments;
-use crate::drive::{Part, Stage};
+use crate::drive::{Part, Stage, Timed};
 use crate::engine::Kind;
 use crate::outcome::Outcome;
-use crate::sample::{Figures, Latency, Sample};
+use crate::sample::{Figures, Sample};
 use crate::size;
 use crate::target::{Handle, How, Piece, Target};
 use quire_base::Result;
@@ -38,15 +38,10 @@ impl Group {
 }
 
 /// Commits until the stage is over.
-fn commit(
-    file: &dyn Handle,
-    mut random: Random,
-    options: &arguments::Group,
-    stage: &Stage,
-) -> Result<Latency> {
+fn commit(file: &dyn Handle, mut random: Random, options: &arguments::Group, stage: &Stage) -> Result<Timed> {
     let mut pages = AlignedBuf::zeroed((options.writes * PAGE) as usize);
     let mut places: Vec<u64> = Vec::new();
-    let mut latency = Latency::new();
+    let mut timed = Timed::default();
     while !stage.is_over() {
         places.clear();
         while (places.len() as u64) < options.writes {
@@ -56,14 +51,14 @@ fn commit(
             }
         }
         for page in pages.chunks_mut(PAGE as usize) {
-            page[..8].copy_from_slice(&(latency.count() + 1).to_ne_bytes());
+            page[..8].copy_from_slice(&(timed.latency.count() + 1).to_ne_bytes());
         }
         let pieces: Vec<Piece<'_>> = pages.chunks(PAGE as usize).zip(places.iter().copied()).collect();
         let start = Instant::now();
         file.group(&pieces)?;
-        latency.record(start.elapsed());
+        timed.record(start.elapsed(), stage);
     }
-    Ok(latency)
+    Ok(timed)
 }
 
 impl Work for Group {
@@ -102,7 +97,7 @@ impl Work for Group {
         target.settle()?;
         let parts = files.iter().enumerate().map(|(n, file)| {
             let random = context.random(1, n);
-            Box::new(move |stage: &Stage| commit(&**file, random, options, stage)) as Part<'_, Latency>
+            Box::new(move |stage: &Stage| commit(&**file, random, options, stage)) as Part<'_, Timed>
         });
         let each = Each { name: "commit", bytes: options.writes * PAGE };
         drive_durably(target, context, "committing", each, parts.collect())

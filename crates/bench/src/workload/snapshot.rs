@@ -7,7 +7,7 @@
 
 use super::{CHUNK, Context, Work, fields, fill, needs_files};
 use crate::arguments;
-use crate::drive::{Part, Stage, Until, drive};
+use crate::drive::{Part, Stage, Timed, Until, drive};
 use crate::engine::Kind;
 use crate::outcome::Outcome;
 use crate::sample::{Figures, Latency, Sample};
@@ -33,7 +33,7 @@ pub struct Snapshot(arguments::SnapshotWork);
 
 /// What a thread did.
 enum Did {
-    Overwrites(Box<Latency>),
+    Overwrites(Box<Timed>),
     /// The times of snapshots, and for how long each kept changes back, where that can be told.
     Took(Box<Latency>, Box<Latency>),
     Deleted(Duration),
@@ -62,18 +62,18 @@ impl Snapshot {
 
     fn overwrite(&self, file: &dyn Handle, mut random: Random, stage: &Stage) -> Result<Did> {
         let mut block = AlignedBuf::zeroed(BLOCK);
-        let mut latency = Latency::new();
+        let mut timed = Timed::default();
         let blocks = self.0.size / BLOCK as u64;
         while !stage.is_over() {
-            block[..8].copy_from_slice(&latency.count().to_ne_bytes());
+            block[..8].copy_from_slice(&timed.latency.count().to_ne_bytes());
             let at = random.below(blocks) * BLOCK as u64;
             let start = Instant::now();
             file.write_at(&block, at)?;
             file.sync(true)?;
-            latency.record(start.elapsed());
+            timed.record(start.elapsed(), stage);
             stage.advance(1);
         }
-        Ok(Did::Overwrites(Box::new(latency)))
+        Ok(Did::Overwrites(Box::new(timed)))
     }
 
     fn make_small_files(&self, target: &dyn Target, context: &Context<'_>) -> Outcome {
@@ -188,9 +188,9 @@ impl Work for Snapshot {
             sample.add(seconds, elapsed.as_secs_f64());
             for did in did {
                 match did {
-                    Did::Overwrites(latency) => {
-                        sample.add(operations, latency.count() as f64);
-                        sample.add_latency(phase, &latency)?;
+                    Did::Overwrites(timed) => {
+                        sample.add(operations, timed.operations as f64);
+                        sample.add_latency(phase, &timed.latency)?;
                     }
                     Did::Took(latency, holds) => {
                         sample.add_latency("snapshot", &latency)?;
@@ -198,7 +198,10 @@ impl Work for Snapshot {
                             sample.add_latency("hold", &holds)?;
                         }
                     }
-                    Did::Deleted(took) => sample.add("deletion_seconds", took.as_secs_f64()),
+                    Did::Deleted(took) => {
+                        sample.add("deletion_seconds", took.as_secs_f64());
+                        sample.add("deletions", 1.0);
+                    }
                 }
             }
         }
@@ -207,6 +210,7 @@ impl Work for Snapshot {
             let start = Instant::now();
             target.snapshot(&Snapshot::name(self.0.snapshots))?;
             sample.add("idle_snapshot_seconds", start.elapsed().as_secs_f64());
+            sample.add("idle_snapshots", 1.0);
         }
         Ok(sample)
     }
@@ -223,7 +227,8 @@ impl Work for Snapshot {
         }
         figures.push_known("snapshot_p50_ms", ms(sample.percentile_us("snapshot", 50.0)));
         figures.push_known("snapshot_max_ms", ms(sample.max_us("snapshot")));
-        let idle = sample.known("idle_snapshot_seconds");
+        let mean = |seconds: &str, count: &str| sample.known(count).map(|_| sample.rate(seconds, count));
+        let idle = mean("idle_snapshot_seconds", "idle_snapshots");
         figures.push_known("snapshot_idle_ms", idle.map(|seconds| seconds * 1000.0));
         figures.push_known("hold_p50_ms", ms(sample.percentile_us("hold", 50.0)));
         figures.push_known("hold_max_ms", ms(sample.max_us("hold")));
@@ -231,7 +236,33 @@ impl Work for Snapshot {
         for phase in ["before", "while"] {
             figures.push_known(format!("{phase}_p999_us"), sample.percentile_us(phase, 99.9));
         }
-        figures.push_known("delete_s", sample.known("deletion_seconds"));
+        figures.push_known("delete_s", mean("deletion_seconds", "deletions"));
         figures
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The times of single events were sums over the rounds: five rounds showed a deletion five times as long
+    /// as it was.
+    #[test]
+    fn a_time_is_that_of_one_round() {
+        let options = arguments::SnapshotWork { jobs: 1, size: 4096, files: 1, snapshots: 1 };
+        let work = Snapshot::new(options).unwrap();
+        let mut round = Sample::default();
+        for (seconds, count) in
+            [("idle_snapshot_seconds", "idle_snapshots"), ("deletion_seconds", "deletions")]
+        {
+            round.add(seconds, 0.5);
+            round.add(count, 1.0);
+        }
+        let mut all = Sample::default();
+        all.merge(&round).unwrap();
+        all.merge(&round).unwrap();
+        let figures = work.figures(&all);
+        assert_eq!(figures.get("snapshot_idle_ms"), Some(500.0));
+        assert_eq!(figures.get("delete_s"), Some(0.5));
     }
 }

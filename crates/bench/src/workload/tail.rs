@@ -14,7 +14,7 @@
 
 use super::{CHUNK, Context, Work, fields, fill, needs_files};
 use crate::arguments::{self, Disturber};
-use crate::drive::{Part, Stage, Until, drive};
+use crate::drive::{Part, Stage, Timed, Until, drive};
 use crate::engine::Kind;
 use crate::outcome::Outcome;
 use crate::sample::{Figures, Latency, Sample};
@@ -47,7 +47,7 @@ pub struct Tail(pub arguments::Tail);
 
 /// What a thread did.
 enum Did {
-    Overwrites(Box<Latency>),
+    Overwrites(Box<Timed>),
     Bulk(Moved),
     Appends(Moved),
     AppendSyncs(Box<Latency>),
@@ -74,17 +74,17 @@ fn wait_until(at: Instant, stage: &Stage) -> bool {
 
 fn overwrite(file: &dyn Handle, mut random: Random, stage: &Stage) -> Result<Did> {
     let mut block = AlignedBuf::zeroed(BLOCK);
-    let mut latency = Latency::new();
+    let mut timed = Timed::default();
     while !stage.is_over() {
-        block[..8].copy_from_slice(&latency.count().to_ne_bytes());
+        block[..8].copy_from_slice(&timed.latency.count().to_ne_bytes());
         let at = random.below(FILE_BYTES / BLOCK as u64) * BLOCK as u64;
         let start = Instant::now();
         file.write_at(&block, at)?;
         file.sync(true)?;
-        latency.record(start.elapsed());
+        timed.record(start.elapsed(), stage);
         stage.advance(1);
     }
-    Ok(Did::Overwrites(Box::new(latency)))
+    Ok(Did::Overwrites(Box::new(timed)))
 }
 
 /// The file that is appended to now.
@@ -193,13 +193,15 @@ impl Tail {
 
     fn create(target: &dyn Target, thread: usize, stage: &Stage) -> Result<Did> {
         let mut done = 0;
-        while !stage.is_over() {
+        loop {
             let path = format!("created/c{thread}-{done}");
             drop(target.open(&path, How::create(0))?);
             target.unlink(&path)?;
+            if stage.is_over() {
+                return Ok(Did::Creates(done));
+            }
             done += 1;
         }
-        Ok(Did::Creates(done))
     }
 
     /// The measured threads' parts.
@@ -247,9 +249,9 @@ impl Tail {
         sample.add("seconds", elapsed.as_secs_f64());
         for did in did {
             match did {
-                Did::Overwrites(latency) => {
-                    sample.add("operations", latency.count() as f64);
-                    sample.add_latency("beside", latency)?;
+                Did::Overwrites(timed) => {
+                    sample.add("operations", timed.operations as f64);
+                    sample.add_latency("beside", &timed.latency)?;
                 }
                 Did::Bulk(moved) => {
                     sample.add("bulk_bytes", moved.bytes as f64);
@@ -340,8 +342,8 @@ impl Work for Tail {
         let parts = Tail::overwrites(&files, 1, context).collect();
         let (idle, _) = drive(context.surroundings, Until::Elapsed(time), parts)?;
         for did in &idle {
-            if let Did::Overwrites(latency) = did {
-                sample.add_latency("idle", latency)?;
+            if let Did::Overwrites(timed) = did {
+                sample.add_latency("idle", &timed.latency)?;
             }
         }
         context.phase("overwriting beside the others")?;

@@ -7,10 +7,10 @@ use super::{
     CHUNK, Context, Each, Work, check_blocks, drive_durably, fields, fill, needs_files, push_device,
 };
 use crate::arguments;
-use crate::drive::{Part, Stage};
+use crate::drive::{Part, Stage, Timed};
 use crate::engine::Kind;
 use crate::outcome::{Outcome, Trouble};
-use crate::sample::{Figures, Latency, Sample};
+use crate::sample::{Figures, Sample};
 use crate::size;
 use crate::target::{Handle, How, Target};
 use quire_base::Result;
@@ -42,18 +42,18 @@ fn overwrite(
     mut random: Random,
     options: &arguments::Untorn,
     stage: &Stage,
-) -> Result<Latency> {
+) -> Result<Timed> {
     let mut block = AlignedBuf::zeroed(options.bs as usize);
     let blocks = options.size / options.bs;
-    let mut latency = Latency::new();
+    let mut timed = Timed::default();
     while !stage.is_over() {
-        block[..8].copy_from_slice(&(latency.count() + 1).to_ne_bytes());
+        block[..8].copy_from_slice(&(timed.latency.count() + 1).to_ne_bytes());
         let offset = random.below(blocks) * options.bs;
         let start = Instant::now();
         file.write_durably(&block, offset)?;
-        latency.record(start.elapsed());
+        timed.record(start.elapsed(), stage);
     }
-    Ok(latency)
+    Ok(timed)
 }
 
 impl Work for Untorn {
@@ -98,7 +98,7 @@ impl Work for Untorn {
         target.settle()?;
         let parts = files.iter().enumerate().map(|(n, file)| {
             let random = context.random(1, n);
-            Box::new(move |stage: &Stage| overwrite(&**file, random, options, stage)) as Part<'_, Latency>
+            Box::new(move |stage: &Stage| overwrite(&**file, random, options, stage)) as Part<'_, Timed>
         });
         let each = Each { name: "write", bytes: options.bs };
         drive_durably(target, context, "overwriting", each, parts.collect())
