@@ -43,8 +43,9 @@ struct Arguments {
     /// Runs at once.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// Threads of the system in place of simulated ones: what was found does not repeat.
-    #[arg(long)]
+    /// Threads of the system in place of simulated ones: what was found does not repeat. How much they do is
+    /// fixed, and one run follows the other.
+    #[arg(long, conflicts_with_all = ["files", "threads", "ops", "style", "jobs", "show"])]
     real: bool,
     /// Print the histories.
     #[arg(long)]
@@ -58,13 +59,13 @@ impl Arguments {
     }
 
     fn again(&self, seed: u64) -> String {
-        let mut command = format!(
-            "history --seed {seed} --files {} --threads {} --ops {}",
-            self.files, self.threads, self.ops
-        );
-        if self.real {
-            command.push_str(" --real (by chance)");
-        }
+        let mut command = match self.real {
+            true => format!("history --seed {seed} --real"),
+            false => format!(
+                "history --seed {seed} --files {} --threads {} --ops {}",
+                self.files, self.threads, self.ops
+            ),
+        };
         if let Some(style) = self.style {
             command.push_str(&format!(" --style {}", style.name()));
         }
@@ -113,7 +114,8 @@ fn run(arguments: &Arguments) -> bool {
         false => campaign.run(|seed| simulated::check(seed, &settings)),
     };
     if let Some((seed, report)) = &result.found {
-        println!("{report}again: {}", arguments.again(*seed));
+        let by_chance = if arguments.real { " (by chance)" } else { "" };
+        println!("{report}again: {}{by_chance}", arguments.again(*seed));
     }
     println!(
         "{} runs, {} histories ({} undecided, {} by both checks), {} operations, {} points, {:.1} s",
@@ -126,4 +128,19 @@ fn run(arguments: &Arguments) -> bool {
         started.elapsed().as_secs_f64()
     );
     result.found.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// These were taken and had no effect.
+    #[test]
+    fn real_threads_refuse_what_they_do_not_look_at() {
+        for other in ["--files=1", "--threads=2", "--ops=3", "--style=edge", "--jobs=1", "--show"] {
+            assert!(Arguments::try_parse_from(["history", "--real", other]).is_err(), "{other}");
+            assert!(Arguments::try_parse_from(["history", other]).is_ok(), "{other}");
+        }
+        assert!(Arguments::try_parse_from(["history", "--real", "--runs=4", "--minutes=1"]).is_ok());
+    }
 }

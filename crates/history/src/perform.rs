@@ -110,7 +110,7 @@ impl Bench {
             Operation::Write { at, len, flags } => {
                 let buffer = AlignedBuf::copy_of(&data(number, len));
                 let done = move |_: AlignedBuf, count: quire::Result<usize>| {
-                    end(count.and_then(|count| Ok(Outcome::Written { at, count: cells(count as u64)? })));
+                    end(count.and_then(|count| written(at, len, count)));
                 };
                 self.volume.inodes().write_direct_then(&self.file, buffer, at * CELL, flags, Box::new(done));
             }
@@ -140,11 +140,11 @@ impl Bench {
         match operation {
             Operation::Write { at, len, flags } => {
                 let count = volume.inodes().write_at(file, &data(number, *len), at * CELL, *flags)?;
-                Ok(Outcome::Written { at: *at, count: cells(count as u64)? })
+                written(*at, *len, count)
             }
             Operation::Append { len, flags } => {
                 let (at, count) = volume.inodes().append(file, &data(number, *len), *flags)?;
-                Ok(Outcome::Written { at: cells(at)?, count: cells(count as u64)? })
+                written(cells(at)?, *len, count)
             }
             Operation::Truncate { size } => volume.inodes().set_len(file, size * CELL).map(done),
             Operation::Allocate { mode, at, len } => {
@@ -199,11 +199,34 @@ fn failed(error: &Error) -> Outcome {
     Outcome::Failed(error.kind(), error.to_string())
 }
 
+/// What a write of `len` cells answered. Nothing is in the way of a whole one: a short one has failed.
+fn written(at: u64, len: u64, bytes: usize) -> quire::Result<Outcome> {
+    match cells(bytes as u64)? {
+        count if count == len => Ok(Outcome::Written { at, count }),
+        count => Err(Error::corrupt(format!("{count} cells of {len} were written, and there is room"))),
+    }
+}
+
 /// Bytes as cells; an error if the engine gave a number that cannot be right.
 fn cells(bytes: u64) -> quire::Result<u64> {
     if bytes.is_multiple_of(CELL) {
         Ok(bytes / CELL)
     } else {
         Err(Error::corrupt(format!("{bytes} bytes, though everything written is in multiples of {CELL}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A short write was held against what it said that it had written: an engine that wrote one cell of each
+    /// request passed.
+    #[test]
+    fn a_short_write_has_failed() {
+        assert_eq!(written(3, 4, 32).unwrap(), Outcome::Written { at: 3, count: 4 });
+        for bytes in [0, 8, 24, 31, 40] {
+            assert!(written(3, 4, bytes).is_err(), "{bytes}");
+        }
     }
 }

@@ -10,11 +10,23 @@ use crate::operation::{Event, Outcome, show_runs};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
+/// What no order of operations excuses: bytes that nobody wrote, and the failure of what leaves the contents as
+/// they are, on a device that is whole. Err: the report.
+pub fn check_each(events: &[Event]) -> Result<(), String> {
+    let wrong = |event: &Event| match event.outcome {
+        Outcome::Foreign(_) => Some("a read has bytes that nobody wrote there, or a part of a cell"),
+        Outcome::Failed(..) if event.operation.is_silent() => Some("the device is whole, and this failed"),
+        _ => None,
+    };
+    match events.iter().find_map(|event| wrong(event).map(|what| (what, event))) {
+        Some((what, event)) => Err(format!("{what}\n  {event}\n")),
+        None => Ok(()),
+    }
+}
+
 /// Checks a history exactly. Err: the report of a contradiction. Ok(false): too many possibilities to say.
 pub fn check(events: &[Event], states_max: usize) -> Result<bool, String> {
-    if let Some(event) = events.iter().find(|event| matches!(event.outcome, Outcome::Foreign(_))) {
-        return Err(format!("a read has bytes that nobody wrote there, or a part of a cell\n  {event}\n"));
-    }
+    check_each(events)?;
     match exact::explain(events, states_max) {
         Verdict::Explained(_) => Ok(true),
         Verdict::GivenUp => Ok(false),

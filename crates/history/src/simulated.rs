@@ -211,7 +211,7 @@ fn on_volume(
 }
 
 /// Long requests cost more than the rest together: they are rarer.
-fn drawn_style(random: &mut Random) -> Style {
+pub(crate) fn drawn_style(random: &mut Random) -> Style {
     if random.one_in(25) {
         return Style::Large;
     }

@@ -6,12 +6,12 @@
 //! Neighbours: [`crate::simulated`] does the same under a scheduler that repeats.
 
 use crate::campaign::Tally;
-use crate::generate::{BLOCK, Extent, Generator, LONG_BLOCKS, Plan, Style};
+use crate::generate::{BLOCK, Extent, Generator, LONG_BLOCKS, Plan};
 use crate::graph::{self, Answer};
 use crate::operation::{Event, Operation};
 use crate::perform::Bench;
 use crate::report;
-use crate::simulated::{complete, follow, fresh_image, spawn};
+use crate::simulated::{complete, drawn_style, follow, fresh_image, spawn};
 use quire::inodes::{InodeRef, IoFlags};
 use quire::{Volume, VolumeOptions};
 use quire_base::random::Random;
@@ -74,7 +74,7 @@ fn on_volume(device: &Arc<SimulatedBackend>, random: &mut Random, amount: &Amoun
     let other = Bench::other(&volume).map_err(told)?;
     let mut tally = Tally::default();
     for file in 0..amount.short {
-        let style = Style::ALL[random.below(Style::ALL.len() as u64 - 1) as usize];
+        let style = drawn_style(random);
         let plan = Generator::new(random.next_u64(), style).plan(Extent { threads: 4, operations: 12 });
         let events = events(&volume, &other, &format!("short-{file}"), &plan)?;
         let decided = report::check(&events, STATES_MAX)
@@ -85,6 +85,7 @@ fn on_volume(device: &Arc<SimulatedBackend>, random: &mut Random, amount: &Amoun
     }
     let events = events(&volume, &other, "long", &long_plan(random, amount))?;
     tally.operations += events.len() as u64;
+    report::check_each(&events).map_err(|report| format!("the long history: {report}"))?;
     match graph::check(&events) {
         Answer::Consistent => (tally.histories, tally.graphs) = (tally.histories + 1, tally.graphs + 1),
         Answer::Contradiction(report) => return Err(format!("the long history: {report}")),

@@ -180,6 +180,21 @@ fn a_failure_or_foreign_bytes_are_told() {
     assert!(report::check(&foreign.0, STATES_MAX).unwrap_err().contains("nobody wrote"));
 }
 
+/// The checks left out what says nothing about the contents, and with it its failures: an engine whose fsyncs
+/// all failed passed.
+#[test]
+fn a_failure_of_what_leaves_the_contents_is_told() {
+    for operation in
+        [Operation::Fsync { datasync: false }, Operation::Sync, Operation::Pressure, Operation::Pause]
+    {
+        let mut failed = history();
+        let error = Outcome::Failed(quire::ErrorKind::Io, "no".into());
+        failed.write(1, (1, 2), 0, 4).add(1, (3, 4), operation, error);
+        assert!(report::check_each(&failed.0).unwrap_err().contains("#2"));
+        assert!(report::check(&failed.0, STATES_MAX).is_err());
+    }
+}
+
 /// Many concurrent writes that nobody reads apart: their order does not matter, and is not searched.
 #[test]
 fn unread_writes_cost_nothing() {
