@@ -256,7 +256,13 @@ fn print(report: &Report, took: Duration, run: &Run) {
                 Pages::Untorn => " --pages untorn",
                 Pages::Unprotected => " --pages unprotected",
             };
-            println!("again: scripts/powercut {} {name} {}{lies}{pages}", run.cuts, run.seed);
+            println!(
+                "again: scripts/powercut {} {name} {}{lies}{pages} --work-max {} --folder {}",
+                run.cuts,
+                run.seed,
+                run.work_max,
+                run.folder.display()
+            );
         }
     }
 }
