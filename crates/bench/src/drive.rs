@@ -48,8 +48,8 @@ impl Stage {
     }
 }
 
-/// What operations took, and how many ended before the stop: of one that ends after it the latency is kept, as
-/// it may be the longest, but it is none of those that the measured time had.
+/// What operations took, and how many ended before the stop: of one that ends after it the latency is kept,
+/// as it may be the longest, but it is none of those that the measured time had.
 #[derive(Default)]
 pub struct Timed {
     /// Of all.
@@ -230,8 +230,8 @@ mod tests {
         assert!(elapsed >= limit);
     }
 
-    /// Who watches looks every 20 ms. That time was taken for the stop, though a thread had ended the stage long
-    /// before, and rates came out too low.
+    /// Who watches looks every 20 ms. That time was taken for the stop, though a thread had ended the stage
+    /// long before, and rates came out too low.
     #[test]
     fn a_stage_that_a_thread_ends_is_as_long_as_that_took() {
         let (interrupt, progress) = (Interrupt::none(), Progress::hidden());

@@ -10,8 +10,8 @@ use crate::operation::{Event, Outcome, show_runs};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// What no order of operations excuses: bytes that nobody wrote, and the failure of what leaves the contents as
-/// they are, on a device that is whole. Err: the report.
+/// What no order of operations excuses: bytes that nobody wrote, and the failure of what leaves the contents
+/// as they are, on a device that is whole. Err: the report.
 pub fn check_each(events: &[Event]) -> Result<(), String> {
     let wrong = |event: &Event| match event.outcome {
         Outcome::Foreign(_) => Some("a read has bytes that nobody wrote there, or a part of a cell"),

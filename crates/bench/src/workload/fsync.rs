@@ -246,8 +246,8 @@ mod tests {
     use crate::progress::Progress;
     use crate::target::slow::Slow;
 
-    /// Files of a pass that the end cut off were not counted: where no pass was whole, the bulk seemed to have
-    /// got nothing done.
+    /// Files of a pass that the end cut off were not counted: where no pass was whole, the bulk seemed to
+    /// have got nothing done.
     #[test]
     fn a_bulk_without_a_whole_pass_has_files() {
         let (interrupt, progress) = (Interrupt::none(), Progress::hidden());
