@@ -56,17 +56,17 @@ pub struct Configurations {
     /// Smaller ones first.
     pub all: Vec<Configuration>,
     /// Inodes that an operation touched, by thread and place; only those that all orders agree on.
-    pub touched: BTreeMap<(usize, usize), BTreeSet<u64>>,
+    pub touched: Agreed,
     /// The files whose size an operation changed, by thread and place; only where all orders agree that it
     /// did.
-    pub sized: BTreeMap<(usize, usize), BTreeSet<u64>>,
+    pub sized: Agreed,
 }
 
-/// What orders say of each operation.
-#[derive(Default)]
-struct Seen {
-    touched: BTreeMap<(usize, usize), BTreeSet<u64>>,
-    sized: BTreeMap<(usize, usize), BTreeSet<u64>>,
+/// By thread and place: the inodes that all orders name.
+type Agreed = BTreeMap<(usize, usize), BTreeSet<u64>>;
+
+fn agree(known: &mut Agreed, place: (usize, usize), inodes: BTreeSet<u64>) {
+    known.entry(place).and_modify(|known| known.retain(|inode| inodes.contains(inode))).or_insert(inodes);
 }
 
 /// A hash that is the same in every run.
@@ -84,14 +84,13 @@ struct Node {
 /// Searches the graph; an error says why no order explains the run.
 pub fn explore(start: Model, threads: &[Vec<Record>]) -> Result<Configurations, Unexplained> {
     let total: usize = threads.iter().map(Vec::len).sum();
-    let mut seen = Seen::default();
     let first = configuration(vec![0; threads.len()], start);
     let mut layers = vec![vec![Node { configuration: first, parents: Vec::new() }]];
     for _ in 0..total {
-        let layer = next_layer(layers.last().expect("a layer"), threads, &mut seen)?;
+        let layer = next_layer(layers.last().expect("a layer"), threads)?;
         layers.push(layer);
     }
-    Ok(Configurations { all: reachable_backwards(layers), touched: seen.touched, sized: seen.sized })
+    Ok(reachable_backwards(layers, threads))
 }
 
 fn configuration(done: Vec<usize>, model: Model) -> Configuration {
@@ -99,7 +98,7 @@ fn configuration(done: Vec<usize>, model: Model) -> Configuration {
     Configuration { done, model: Arc::new(model), shapes_hash }
 }
 
-fn next_layer(layer: &[Node], threads: &[Vec<Record>], seen: &mut Seen) -> Result<Vec<Node>, Unexplained> {
+fn next_layer(layer: &[Node], threads: &[Vec<Record>]) -> Result<Vec<Node>, Unexplained> {
     let mut next: Vec<Node> = Vec::new();
     let mut met: HashMap<(Vec<usize>, u64), Vec<usize>> = HashMap::new();
     let mut refusals = Vec::new();
@@ -111,23 +110,12 @@ fn next_layer(layer: &[Node], threads: &[Vec<Record>], seen: &mut Seen) -> Resul
                 continue;
             }
             let mut model = (*node.configuration.model).clone();
-            let touches = touched_by(&model, record);
             if let Err(refusal) = model.apply(record.id, &record.operation, &record.outcome) {
                 if refusals.len() < 4 {
                     refusals.push(format!("thread {thread}, {:?}: {refusal}", record.id));
                 }
                 continue;
             }
-            let place = (thread, done[thread]);
-            let sized = sized_by(&node.configuration.model, &model, record);
-            seen.sized
-                .entry(place)
-                .and_modify(|known| *known = known.intersection(&sized).copied().collect())
-                .or_insert(sized);
-            seen.touched
-                .entry(place)
-                .and_modify(|known| *known = known.intersection(&touches).copied().collect())
-                .or_insert(touches);
             let mut done = done.clone();
             done[thread] += 1;
             let same = met.entry((done.clone(), hash_of(&model))).or_default();
@@ -218,20 +206,74 @@ fn sized_by(before: &Model, after: &Model, record: &Record) -> BTreeSet<u64> {
     }
 }
 
-/// Keeps what leads to the whole run.
-fn reachable_backwards(mut layers: Vec<Vec<Node>>) -> Vec<Configuration> {
+/// Keeps what leads to the whole run, and what all orders of that agree on.
+fn reachable_backwards(mut layers: Vec<Vec<Node>>, threads: &[Vec<Record>]) -> Configurations {
+    let (mut touched, mut sized) = (Agreed::new(), Agreed::new());
     let mut wanted: Vec<bool> = vec![true; layers.last().map_or(0, Vec::len)];
     let mut kept = Vec::new();
     while let Some(layer) = layers.pop() {
         let mut before = vec![false; layers.last().map_or(0, Vec::len)];
         for (node, wanted) in layer.into_iter().zip(wanted) {
-            if wanted {
-                node.parents.iter().for_each(|&parent| before[parent] = true);
-                kept.push(node.configuration);
+            if !wanted {
+                continue;
             }
+            let after = node.configuration;
+            for parent in node.parents {
+                before[parent] = true;
+                let before = &layers.last().expect("the parents' layer")[parent].configuration;
+                let thread = (0..threads.len()).find(|&thread| before.done[thread] < after.done[thread]);
+                let thread = thread.expect("a thread that did one more");
+                let place = (thread, before.done[thread]);
+                let record = &threads[thread][place.1];
+                agree(&mut touched, place, touched_by(&before.model, record));
+                agree(&mut sized, place, sized_by(&before.model, &after.model, record));
+            }
+            kept.push(after);
         }
         wanted = before;
     }
     kept.reverse();
-    kept
+    Configurations { all: kept, touched, sized }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ROOT;
+    use crate::operation::{Name, OpId};
+    use quire::{FileType, RenameFlags};
+
+    /// An order that a later answer refutes weakened what all orders agree on, and with it what an fsync must
+    /// cover.
+    #[test]
+    fn a_refuted_order_has_no_say() {
+        let (a, b, first, second) = (Name(0), Name(1), 2, 3);
+        let record = |id, operation, outcome, ticks| Record {
+            id: OpId(id),
+            operation,
+            outcome,
+            ticks,
+            events: (0, 0),
+        };
+        let create = |id, name, inode| {
+            let kind = FileType::Regular;
+            let operation = Operation::Create { directory: ROOT, name, kind, mode: 0o600 };
+            record(id, operation, Outcome::Inode(inode), (2 * id, 2 * id + 1))
+        };
+        let flags = RenameFlags::empty();
+        let rename = Operation::Rename { from: ROOT, name: a, to: ROOT, to_name: b, flags };
+        let lookup = Operation::Lookup { directory: ROOT, name: b };
+        let threads = [
+            vec![
+                create(0, a, first),
+                create(1, b, second),
+                record(2, rename, Outcome::Done, (10, 13)),
+                // The unlink was first: otherwise this name were gone.
+                record(3, lookup, Outcome::Inode(first), (20, 21)),
+            ],
+            vec![record(4, Operation::Unlink { directory: ROOT, name: b }, Outcome::Done, (11, 12))],
+        ];
+        let configurations = explore(Model::new(false), &threads).unwrap_or_else(|what| panic!("{what}"));
+        assert_eq!(configurations.touched[&(1, 0)], BTreeSet::from([ROOT, second]));
+    }
 }
