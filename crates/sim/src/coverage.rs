@@ -2,13 +2,14 @@
 //!
 //! Neighbours: [`crate::levels`] counts; the tests ask for a minimum of each.
 
-use crate::operation::{OpId, Operation, Outcome};
+use crate::operation::{GroupWrite, OpId, Operation, Outcome, Record, group_patterns};
 use crate::run::Worked;
 use quire::ErrorKind;
+use quire::inodes::FallocateMode;
 use quire_base::random::Random;
 use quire_device::IoClass;
 use quire_device::simulated::Event;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// Events of the device behind the call that deletes a snapshot, in which crashes are looked for.
@@ -104,6 +105,43 @@ fn one_of<T: Copy>(all: &[T], random: &mut Random) -> Option<T> {
     all.get(random.below(all.len().max(1) as u64) as usize).copied()
 }
 
+/// Where the operations of a level wrote.
+struct Places<'a> {
+    records: BTreeMap<OpId, &'a Record>,
+    /// Files whose blocks were moved: a block there is at another place without having been written for it.
+    moved: BTreeSet<u64>,
+}
+
+impl<'a> Places<'a> {
+    fn of(threads: &'a [Vec<Record>]) -> Places<'a> {
+        let all = || threads.iter().flatten();
+        let moved = all().filter_map(|record| match record.operation {
+            Operation::Allocate { inode, mode: FallocateMode::Collapse | FallocateMode::Insert, .. } => {
+                Some(inode)
+            }
+            _ => None,
+        });
+        Places { records: all().map(|record| (record.id, record)).collect(), moved: moved.collect() }
+    }
+
+    /// The file and the offset in it that a word was written for, which is so far from its operation's start.
+    /// `None`: it is of no write of this level.
+    fn of_word(&self, op: OpId, at: u64) -> Option<(u64, u64)> {
+        let record = self.records.get(&op)?;
+        let (inode, offset) = match (&record.operation, &record.outcome) {
+            (Operation::Write { inode, .. }, Outcome::Written { at: start, .. }) => (*inode, start + at),
+            (Operation::Write { inode, offset, .. }, _) => (*inode, offset + at),
+            (Operation::Group { writes, .. }, _) => {
+                let of = |(from, write): &(u64, &GroupWrite)| (*from..from + write.length).contains(&at);
+                let (from, write) = group_patterns(writes).find(of)?;
+                (write.inode, write.offset + (at - from))
+            }
+            _ => return None,
+        };
+        Some((inode, if self.moved.contains(&inode) { 0 } else { offset }))
+    }
+}
+
 /// What is known of every moment of a level.
 pub struct Moments {
     wrapped_from: usize,
@@ -139,7 +177,8 @@ impl Moments {
             opened: worked.opened,
             events: worked.ended,
         };
-        moments.look_at_device(&worked.device.events(0..usize::MAX));
+        let places = Places::of(&worked.threads);
+        moments.look_at_device(&worked.device.events(0..usize::MAX), &places);
         for records in &worked.threads {
             let forces = records.iter().filter(|record| record.succeeded() && record.operation.is_force());
             moments.forces.extend(forces.map(|record| record.events));
@@ -163,12 +202,12 @@ impl Moments {
         moments
     }
 
-    fn look_at_device(&mut self, events: &[Event]) {
+    fn look_at_device(&mut self, events: &[Event], places: &Places<'_>) {
         let mut journal_at = 0;
         let mut checkpoint_from = None;
         let mut superblock_writes = Vec::new();
         let mut in_flight: BTreeMap<u64, usize> = BTreeMap::new();
-        let mut held: BTreeMap<u64, (OpId, u64)> = BTreeMap::new();
+        let mut held: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         for (index, event) in events.iter().enumerate() {
             match event {
                 Event::WriteSubmitted { id, class: Some(IoClass::Journal), at, .. } => {
@@ -188,9 +227,12 @@ impl Moments {
                     for (block, bytes) in contents.iter().enumerate() {
                         let Some(bytes) = bytes else { continue };
                         let word = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
-                        let Some(origin) = crate::contents::origin(word) else { continue };
-                        let before = held.insert(at.0 + block as u64, origin);
-                        if before.is_some_and(|before| before.0 != origin.0 && before.1 != origin.1) {
+                        let origin = crate::contents::origin(word);
+                        let Some(place) = origin.and_then(|(op, at)| places.of_word(op, at)) else {
+                            continue;
+                        };
+                        let before = held.insert(at.0 + block as u64, place);
+                        if before.is_some_and(|before| before != place) {
                             self.reused_from = self.reused_from.min(index);
                         }
                     }
@@ -299,5 +341,30 @@ impl Moments {
         coverage.very_deep += u64::from(level >= 3);
         coverage.in_taking += u64::from(within(&self.takings) > 0);
         coverage.unsafe_writes += u64::from(unsafe_writes > 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quire::inodes::IoFlags;
+
+    /// Places were compared by their distance from the starts of the writes: an ordinary overwrite looked
+    /// like a block that had been freed and written for something else.
+    #[test]
+    fn an_overwrite_has_the_same_place() {
+        let write = |id, inode, offset, length| Record {
+            id: OpId(id),
+            operation: Operation::Write { inode, offset, length, flags: IoFlags::empty() },
+            outcome: Outcome::Written { at: offset, count: length },
+            ticks: (id, id),
+            events: (0, 0),
+        };
+        let threads = [vec![write(1, 7, 8192, 4096), write(2, 7, 4096, 8192), write(3, 8, 8192, 4096)]];
+        let places = Places::of(&threads);
+        assert_eq!(places.of_word(OpId(1), 0), Some((7, 8192)));
+        assert_eq!(places.of_word(OpId(2), 4096), Some((7, 8192)));
+        assert_eq!(places.of_word(OpId(3), 0), Some((8, 8192)));
+        assert_eq!(places.of_word(OpId(4), 0), None);
     }
 }
