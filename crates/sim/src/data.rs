@@ -20,8 +20,12 @@
 use crate::contents::{pattern, word_at};
 use crate::image::shown;
 use crate::model::BLOCK;
-use crate::operation::{GroupEnd, OpId, Operation, Outcome, Record, group_pieces};
-use quire::inodes::FallocateMode;
+use crate::operation::{GroupEnd, OpId, Operation, Outcome, Record, group_patterns, group_pieces};
+use quire::inodes::{FallocateMode, IoFlags};
+use std::collections::BTreeSet;
+
+/// Bytes that a device writes as a whole.
+const SECTOR: u64 = 512;
 
 /// What a change does to the bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -293,10 +297,9 @@ impl Question<'_> {
             }
             _ => None,
         };
-        let sector = 512;
         let mut at = start;
         while at < end {
-            let stop = ((at / sector + 1) * sector).min(end);
+            let stop = ((at / SECTOR + 1) * SECTOR).min(end);
             let bytes = &found[at as usize..stop as usize];
             let fits = (zeros && bytes.iter().all(|byte| *byte == 0))
                 || base.is_some_and(|base| &base[(at - start) as usize..(stop - start) as usize] == bytes)
@@ -336,6 +339,73 @@ impl Question<'_> {
         let finished = || self.finished.iter().any(|(op, from)| *op == change.record.id && found_at >= *from);
         recorded || (self.is_durable)(change) || finished()
     }
+}
+
+/// What can still be said of a file in which an operation failed midway, whatever of that is there: each
+/// sector holds zeros, what was there when the level began, or what an operation wrote there, one that failed
+/// included. `records` are those that were called by then. Nothing is said where bytes were moved, or where
+/// an append failed: nobody knows where.
+pub fn judge_parts<'a>(
+    records: impl Iterator<Item = &'a Record>,
+    inode: u64,
+    base: &[u8],
+    found: &[u8],
+) -> Result<(), String> {
+    let size = found.len() as u64;
+    let mut cuts: BTreeSet<u64> =
+        (0..size).step_by(SECTOR as usize).chain([size, base.len() as u64]).collect();
+    // Start, end, operation, and the place of the start in its pattern.
+    let mut written: Vec<(u64, u64, OpId, u64)> = Vec::new();
+    for record in records {
+        match (&record.operation, &record.outcome) {
+            (Operation::Write { inode: of, length, .. }, Outcome::Written { at, count }) if *of == inode => {
+                written.push((*at, at + length, record.id, 0));
+                cuts.insert(at + count);
+            }
+            (Operation::Write { inode: of, flags, .. }, _)
+                if *of == inode && flags.contains(IoFlags::APPEND) =>
+            {
+                return Ok(());
+            }
+            (Operation::Write { inode: of, offset, length, .. }, _) if *of == inode => {
+                written.push((*offset, offset + length, record.id, 0));
+            }
+            (Operation::Group { writes, .. }, _) => {
+                for (from, write) in group_patterns(writes).filter(|(_, write)| write.inode == inode) {
+                    written.push((write.offset, write.offset + write.length, record.id, from));
+                }
+            }
+            (Operation::Truncate { inode: of, size }, _) if *of == inode => drop(cuts.insert(*size)),
+            (
+                Operation::Allocate {
+                    inode: of, mode: FallocateMode::Collapse | FallocateMode::Insert, ..
+                },
+                _,
+            ) if *of == inode => return Ok(()),
+            (Operation::Allocate { inode: of, offset, length, .. }, _) if *of == inode => {
+                cuts.extend([*offset, offset + length]);
+            }
+            _ => {}
+        }
+    }
+    cuts.extend(written.iter().flat_map(|(start, end, ..)| [*start, *end]));
+    let cuts: Vec<u64> = cuts.into_iter().filter(|cut| *cut <= size).collect();
+    for range in cuts.windows(2) {
+        let (at, end) = (range[0], range[1]);
+        let bytes = &found[at as usize..end as usize];
+        let fits = bytes.iter().all(|byte| *byte == 0)
+            || base.get(at as usize..end as usize) == Some(bytes)
+            || written.iter().any(|&(start, stop, op, from)| {
+                start <= at && end <= stop && is_pattern(bytes, op, from + (at - start))
+            });
+        if !fits {
+            return Err(format!(
+                "an operation failed midway, and bytes {at}..{end} hold {}, which nobody wrote there",
+                shown(found, at as usize)
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Traces the bytes of a file of this size back through the shifts.
@@ -411,4 +481,40 @@ pub(crate) fn is_pattern(bytes: &[u8], op: OpId, at: u64) -> bool {
         }
     }
     pattern(op, at, at + bytes.len() as u64) == bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quire::ErrorKind;
+
+    /// A file with one failed write was not looked at any more: it could show what another file had held.
+    #[test]
+    fn a_file_with_a_failed_write_shows_nothing_foreign() {
+        const FILE: u64 = 7;
+        let record = |id, offset, length, outcome| Record {
+            id: OpId(id),
+            operation: Operation::Write { inode: FILE, offset, length, flags: IoFlags::empty() },
+            outcome,
+            ticks: (id, id),
+            events: (0, 0),
+        };
+        let failed = record(1, 1024, 2000, Outcome::Error(ErrorKind::Io));
+        let done = record(2, 700, 100, Outcome::Written { at: 700, count: 100 });
+        let records = [failed, done];
+        let base = pattern(OpId(0), 0, 2000);
+        let judge = |found: &[u8]| judge_parts(records.iter(), FILE, &base, found);
+        let mut found = base.clone();
+        found.resize(3072, 0);
+        found[700..800].copy_from_slice(&pattern(OpId(2), 0, 100));
+        assert_eq!(judge(&found), Ok(()));
+        found[1536..3024].copy_from_slice(&pattern(OpId(1), 512, 2000));
+        assert_eq!(judge(&found), Ok(()), "a part of it");
+        let mut foreign = found.clone();
+        foreign[2048..2560].copy_from_slice(&pattern(OpId(3), 0, 512));
+        assert!(judge(&foreign).unwrap_err().contains("2048..2560"));
+        let mut elsewhere = found.clone();
+        elsewhere[0..512].copy_from_slice(&pattern(OpId(1), 0, 512));
+        assert!(judge(&elsewhere).is_err());
+    }
 }

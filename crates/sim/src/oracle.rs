@@ -29,7 +29,7 @@
 //! Neighbours: [`crate::levels`] asks; [`crate::image`] recovered.
 
 use crate::configurations::{Configuration, Configurations, hash_of};
-use crate::data::{Change, Effect, Question, changes};
+use crate::data::{self, Change, Effect, Question, changes};
 use crate::image::{Found, Kept, State};
 use crate::model::{BLOCK, FileState, Growth, Model};
 use crate::operation::{Many, OpId, Operation, Outcome, Record, Shape, snapshot_text};
@@ -375,11 +375,14 @@ impl<'a> Oracle<'a> {
     ) -> Result<(), String> {
         for (number, found) in inodes {
             let Some(inode) = configuration.model.inode(*number) else { continue };
-            if found.shape.kind != FileType::Regular || self.is_vague(configuration, view.event(), *number) {
+            if found.shape.kind != FileType::Regular {
                 continue;
             }
-            self.judge_file(configuration, view, *number, found, &inode.file)
-                .map_err(|reason| format!("inode {number}: {reason}"))?;
+            let judged = match self.is_vague(configuration, view.event(), *number) {
+                true => self.judge_parts(view.event(), *number, found),
+                false => self.judge_file(configuration, view, *number, found, &inode.file),
+            };
+            judged.map_err(|reason| format!("inode {number}: {reason}"))?;
         }
         Ok(())
     }
@@ -396,6 +399,12 @@ impl<'a> Oracle<'a> {
             .iter()
             .filter(|write| write.events.0 <= event)
             .any(|write| !emptied.iter().any(|(place, emptying)| is_in(place) && write.is_before(emptying)))
+    }
+
+    fn judge_parts(&self, event: usize, number: u64, found: &Found) -> Result<(), String> {
+        let called = self.threads.iter().flatten().filter(|record| record.events.0 <= event);
+        let base = self.base.inodes.get(&number).map_or(&[][..], |found| &found.contents[..]);
+        data::judge_parts(called, number, base, &found.contents)
     }
 
     fn judge_file(
