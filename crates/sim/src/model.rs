@@ -102,7 +102,8 @@ pub struct Model {
     pub epoch: u32,
     /// One thread does everything: file contents are kept, and listings are exact.
     pub keeps_contents: bool,
-    /// The volume may run out of space: such an error is an answer that fits anywhere, and changes nothing.
+    /// The volume may run out of space: such an error is an answer of all that may take some, and changes
+    /// nothing.
     pub may_be_full: bool,
     /// Writes of data may fail: so may what waits for them, and changes nothing.
     pub may_fail: bool,
@@ -174,7 +175,7 @@ impl Model {
     /// Does an operation that had this outcome; an error says why it cannot have had it here.
     pub fn apply(&mut self, id: OpId, operation: &Operation, outcome: &Outcome) -> Result<(), String> {
         let excused = match outcome {
-            Outcome::Error(ErrorKind::NoSpace) => self.may_be_full,
+            Outcome::Error(ErrorKind::NoSpace) => self.may_be_full && self.may_take_space(operation),
             Outcome::Error(ErrorKind::Io) => self.may_fail,
             Outcome::Error(ErrorKind::TooLarge) => match operation {
                 Operation::Group { writes, .. } => self.group_bytes(writes) > GROUP_BYTES_SURE,
@@ -208,6 +209,16 @@ impl Model {
             Ok(())
         } else {
             Err(format!("{operation:?} gave {outcome:?}, the model says {expected:?}"))
+        }
+    }
+
+    /// Whether a full volume may refuse it.
+    fn may_take_space(&self, operation: &Operation) -> bool {
+        match operation {
+            Operation::Truncate { inode, size } => {
+                self.file(*inode).is_ok_and(|file| *size > file.size || (file.vague && *size > 0))
+            }
+            other => other.may_take_space(),
         }
     }
 
@@ -709,5 +720,33 @@ impl Model {
             .filter(|(_, inode)| inode.shape.links > 0)
             .map(|(number, inode)| (*number, &inode.shape))
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A full volume was excused whatever it refused, also what would have made room.
+    #[test]
+    fn a_full_volume_lets_go_of_things() {
+        let mut model = Model::new(true);
+        model.may_be_full = true;
+        let (file, name) = (2, Name(0));
+        let create = Operation::Create { directory: ROOT, name, kind: FileType::Regular, mode: 0o600 };
+        model.apply(OpId(0), &create, &Outcome::Inode(file)).unwrap();
+        let grow = Operation::Truncate { inode: file, size: 5000 };
+        model.apply(OpId(1), &grow, &Outcome::Done).unwrap();
+        let full = Outcome::Error(ErrorKind::NoSpace);
+        let larger = Operation::Truncate { inode: file, size: 6000 };
+        for operation in [create, larger, Operation::Sync] {
+            assert_eq!(model.apply(OpId(2), &operation, &full), Ok(()), "{operation:?}");
+        }
+        let smaller = Operation::Truncate { inode: file, size: 4000 };
+        let unlink = Operation::Unlink { directory: ROOT, name };
+        let read = Operation::Read { inode: file, offset: 0, length: 10, flags: IoFlags::empty() };
+        for operation in [grow, smaller, unlink, read, Operation::ReadDirectory { directory: ROOT }] {
+            assert!(model.apply(OpId(3), &operation, &full).is_err(), "{operation:?}");
+        }
     }
 }

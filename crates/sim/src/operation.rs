@@ -159,8 +159,10 @@ pub fn group_pieces(writes: &[GroupWrite]) -> Vec<GroupPiece> {
                 return [Some(*piece), None];
             }
             let part = |low: u64, high: u64| {
-                let from = piece.from.map(|from| from + (low.max(piece.start) - piece.start));
-                (low < high).then_some(GroupPiece { start: low, end: high, from, ..*piece })
+                (low < high).then(|| {
+                    let from = piece.from.map(|from| from + (low.max(piece.start) - piece.start));
+                    GroupPiece { start: low, end: high, from, ..*piece }
+                })
             };
             [part(piece.start, piece.end.min(start)), part(piece.start.max(end), piece.end)]
         };
@@ -346,6 +348,23 @@ impl Operation {
         }
     }
 
+    /// Whether a full volume may refuse it. Never what only looks, and never what makes the volume less full:
+    /// there would be no way back. (A truncate may if it makes the file longer.)
+    pub fn may_take_space(&self) -> bool {
+        !matches!(
+            self,
+            Operation::Unlink { .. }
+                | Operation::RemoveDirectory { .. }
+                | Operation::DeleteSnapshot { .. }
+                | Operation::Forget { .. }
+                | Operation::Lookup { .. }
+                | Operation::ReadDirectory { .. }
+                | Operation::Attributes { .. }
+                | Operation::Read { .. }
+                | Operation::ReadSnapshot { .. }
+        )
+    }
+
     /// Whether it makes things durable before it returns.
     pub fn is_force(&self) -> bool {
         match self {
@@ -449,6 +468,7 @@ impl Record {
 mod tests {
     use super::*;
 
+    /// The place in the pattern overflowed for what a truncate leaves of a write behind others: nothing.
     #[test]
     fn later_writes_of_a_group_cover_earlier_ones() {
         let write = |inode, offset, length| GroupWrite { inode, offset, length };
@@ -466,5 +486,8 @@ mod tests {
         let cut = group_pieces(&[write(7, 0, 100), write(7, 30, 0), write(7, 60, 10)]);
         let zeros = |start, end| GroupPiece { inode: 7, start, end, from: None };
         assert_eq!(cut, [piece(7, 0, 30, 0), zeros(30, 60), piece(7, 60, 70, 4096), zeros(70, u64::MAX)]);
+
+        let gone = group_pieces(&[write(7, 0, 10), write(7, 20, 10), write(7, 5, 0)]);
+        assert_eq!(gone, [piece(7, 0, 5, 0), zeros(5, u64::MAX)]);
     }
 }
