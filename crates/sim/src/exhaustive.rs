@@ -12,7 +12,7 @@ use crate::image::{self, Thoroughness};
 use crate::levels::base_model;
 use crate::operation::Operation;
 use crate::oracle::Oracle;
-use crate::run;
+use crate::run::{self, Worked};
 use quire_device::simulated::CrashPolicy;
 
 /// Goes through all crashes of so many operations of a seed's workload; gives the images examined. Up to
@@ -27,6 +27,7 @@ pub fn run(seed: u64, operations: usize, style: Option<Style>, bits: u32) -> Res
     let configurations = explore(base_model(&base, true, &profile), &worked.threads)
         .map_err(|unexplained| unexplained.to_string())?;
     let oracle = Oracle::new(&base, &worked.threads, &configurations);
+    judge_live(&oracle, &worked)?;
     let mut images = 0;
     for event in 0..=worked.ended {
         let writes = worked.device.unsafe_writes_at(event).unwrap_or(0) as u32;
@@ -81,6 +82,7 @@ pub fn programs(
         let configurations = explore(base_model(&base, true, profile), &worked.threads)
             .map_err(|unexplained| told(unexplained.to_string()))?;
         let oracle = Oracle::new(&base, &worked.threads, &configurations);
+        judge_live(&oracle, &worked).map_err(told)?;
         for record in &worked.threads[0] {
             for policy in [CrashPolicy::LoseAll, CrashPolicy::KeepAll] {
                 let event = record.events.1;
@@ -93,6 +95,12 @@ pub fn programs(
         }
     }
     Ok(images)
+}
+
+/// What can be said without a crash: what the device saw, and what was read of snapshots.
+fn judge_live(oracle: &Oracle<'_>, worked: &Worked) -> Result<(), String> {
+    image::no_violations(&worked.device)?;
+    oracle.judge_reads().map(drop)
 }
 
 /// Which of so many writes are kept, as bits.

@@ -244,9 +244,7 @@ impl Level<'_> {
             worked.threads.iter().map(|records| records.len() as u64).sum::<u64>();
         self.outcome.coverage.broken_connections += u64::from(worked.breaks);
         self.outcome.coverage.server_losses += u64::from(worked.server_losses);
-        if let Some(what) = worked.device.violations().first() {
-            return Err(self.violation(format!("device: {what}"), Some(&worked)));
-        }
+        image::no_violations(&worked.device).map_err(|what| self.violation(what, Some(&worked)))?;
         let model = base_model(self.base, steps.len() == 1, &self.profile);
         let configurations = match configurations::explore(model, &worked.threads) {
             Ok(configurations) => configurations,
@@ -327,6 +325,7 @@ impl Level<'_> {
         };
         let device = Arc::new(SimulatedBackend::from_image(image.clone()));
         image::roll_back(&device, &kept.name).map_err(|error| told(error.to_string()))?;
+        image::no_violations(&device).map_err(told)?;
         let target = base.rolled_back(number);
         let thoroughness = Thoroughness {
             fsck_before: true,

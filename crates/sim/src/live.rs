@@ -27,6 +27,16 @@ pub fn run(seed: u64, operations: usize, style: Option<Style>) -> Result<u64, St
         let told =
             |what: String| format!("seed {seed}, after operation {number}, {:?}: {what}", record.operation);
         let volume = bench.volume();
+        let is_wrong = match record.outcome {
+            Outcome::Error(ErrorKind::Corrupt | ErrorKind::Shutdown | ErrorKind::Io) => true,
+            Outcome::Error(ErrorKind::NoSpace) => {
+                profile.style != Style::Full || !record.operation.may_take_space()
+            }
+            _ => false,
+        };
+        if is_wrong {
+            return Err(told(format!("{:?}", record.outcome)));
+        }
         // Recovery frees at once what else is freed in the background.
         volume.drain_orphans();
         image::finish_deletions(&volume).map_err(told)?;
@@ -44,6 +54,12 @@ pub fn run(seed: u64, operations: usize, style: Option<Style>) -> Result<u64, St
             delete_all: number % 16 == 5,
             damaged: (number % 4 == 1).then_some(number as u64),
         };
+        if let Outcome::Kept(number, read) = &record.outcome {
+            let kept = live.kept.get(number).ok_or_else(|| told(format!("snapshot {number} is gone")))?;
+            if let Some(difference) = kept.difference(read) {
+                return Err(told(format!("snapshot {number}: {difference}")));
+            }
+        }
         let recovered = image::recover(&device.crash(policy), thoroughness).map_err(told)?;
         if let Some(difference) = recovered.each().find_map(|recovered| live.difference(recovered)) {
             return Err(told(format!("live against recovered: {difference}")));
@@ -59,11 +75,8 @@ pub fn run(seed: u64, operations: usize, style: Option<Style>) -> Result<u64, St
                 )));
             }
         }
-        if matches!(record.outcome, Outcome::Error(ErrorKind::Corrupt | ErrorKind::Shutdown | ErrorKind::Io))
-        {
-            return Err(told(format!("{:?}", record.outcome)));
-        }
     }
+    image::no_violations(&device).map_err(|what| format!("seed {seed}: {what}"))?;
     device.cut_power(CrashPolicy::LoseAll);
     bench.abandon();
     Ok(operations as u64)

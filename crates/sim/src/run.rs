@@ -15,7 +15,7 @@ use crate::generate::{Profile, Step, World};
 use crate::image;
 use crate::model::ROOT;
 use crate::operation::{
-    GroupEnd, GroupWrite, Many, Name, OpId, Operation, Outcome, Record, Shape, group_patterns, link_target,
+    GroupEnd, GroupWrite, Many, OpId, Operation, Outcome, Record, Shape, group_patterns, link_target,
     snapshot_text, xattr_value,
 };
 use quire::inodes::{Caller, Create, InodeRef, SetAttributes};
@@ -30,7 +30,6 @@ use quire_base::sync::{Condvar, Mutex, thread};
 use quire_device::simulated::exporter::{Breaks, Exporter};
 use quire_device::simulated::{Fault, FaultOp, Hold, Image};
 use quire_device::{Backend, IoClass, SimulatedBackend};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -150,7 +149,7 @@ impl Bench {
         while let Some(inode) = ahead.pop() {
             let number = inode.number().0;
             if inode.kind() == quire::FileType::Directory {
-                for (name, child) in entries(&volume, &inode).map_err(|error| error.to_string())? {
+                for (name, child) in image::list(&volume, &inode).map_err(|error| error.to_string())?.0 {
                     world.names.insert((number, name), child);
                     if !world.handles.contains_key(&child) {
                         ahead.push(volume.inodes().get(InodeNo(child)).map_err(|error| error.to_string())?);
@@ -255,7 +254,7 @@ impl Bench {
                 volume.inodes().lookup(&self.handle(*directory)?, &name.text()).map(|found| self.keep(found))
             }
             Operation::ReadDirectory { directory } => {
-                entries(volume, &self.handle(*directory)?).map(Outcome::Entries)
+                image::list(volume, &self.handle(*directory)?).map(|(entries, _)| Outcome::Entries(entries))
             }
             Operation::Attributes { inode } => {
                 let found = volume.inodes().metadata(&self.handle(*inode)?);
@@ -510,24 +509,6 @@ impl Bench {
 
 fn xattr_name(name: u8) -> Vec<u8> {
     format!("user.x{name}").into_bytes()
-}
-
-fn entries(volume: &Volume, directory: &InodeRef) -> quire::Result<BTreeMap<Name, u64>> {
-    let mut entries = BTreeMap::new();
-    let mut strange = false;
-    volume.inodes().read_dir(directory, 0, &mut |entry| {
-        if entry.name != b"." && entry.name != b".." {
-            match Name::from_text(entry.name) {
-                Some(name) => drop(entries.insert(name, entry.inode.0)),
-                None => strange = true,
-            }
-        }
-        true
-    })?;
-    if strange {
-        return Err(quire::Error::new(ErrorKind::Corrupt, "a name that nobody gave"));
-    }
-    Ok(entries)
 }
 
 /// How soon an fsync that will be withdrawn while it waits for others is due.
