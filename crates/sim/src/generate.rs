@@ -41,7 +41,7 @@ pub enum Style {
 }
 
 impl Style {
-    /// Every style.
+    /// Every style that a seed may have; [`Style::Shared`] is asked for by its name.
     pub const ALL: [Style; 10] = [
         Style::Mixed,
         Style::Names,

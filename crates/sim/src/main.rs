@@ -31,8 +31,8 @@ struct Arguments {
     /// Threads that do them; 0: one to four, by the seed.
     #[arg(long, default_value_t = 0)]
     threads: usize,
-    /// Crash images of one level.
-    #[arg(long, default_value_t = Settings::default().images)]
+    /// Crash images of one level, at least one: the next level begins with it.
+    #[arg(long, default_value_t = Settings::default().images, value_parser = some)]
     images: usize,
     /// Levels: a crash image of one is the start of the next.
     #[arg(long, default_value_t = Settings::default().levels)]
@@ -87,6 +87,13 @@ impl StyleName {
             StyleName::Atomic => Style::Atomic,
             StyleName::Snapshots => Style::Snapshots,
         }
+    }
+}
+
+fn some(text: &str) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(0) => Err("at least one".to_owned()),
+        count => count.map_err(|error| error.to_string()),
     }
 }
 
@@ -159,5 +166,17 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
         None => ExitCode::SUCCESS,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The run panicked, where it drew the image that the next level begins with.
+    #[test]
+    fn a_level_has_an_image() {
+        assert!(Arguments::try_parse_from(["sim", "--images", "0"]).is_err());
+        assert_eq!(Arguments::try_parse_from(["sim", "--images", "1"]).map(|all| all.images).ok(), Some(1));
     }
 }

@@ -98,6 +98,7 @@ fn the_same_settings_are_the_same_run() {
             };
             let (one, two) = (anywhere(), anywhere());
             assert_eq!(one, two, "{}", command(&settings, None));
+            assert_eq!(one.violation, None, "{}", command(&settings, None));
             let other = levels::run(&Settings { seed: 8, ..settings }, &mut |_| true);
             assert_ne!(one.history, other.history, "another seed is another run");
         }

@@ -2,7 +2,7 @@
 //! ordinary runs, and the same runs of the engine as it is show nothing.
 //!
 //! Every mistake has the style, threads and first seed under which it is looked for; all of them are styles
-//! that the simulator's own run draws too. Any change of the engine changes every schedule, and what shows in
+//! that the simulator's own tests run too. Any change of the engine changes every schedule, and what shows in
 //! one of sixty runs may be missed then: it is looked for on a few more grounds.
 
 use quire_base::simulation::mistakes::{self, Mistake};
