@@ -11,7 +11,7 @@ use quire_base::Result;
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
-/// Operations between two looks at the time and two steps of the progress line.
+/// Operations between two steps of the progress line.
 const BATCH: u64 = 64;
 
 /// The workload.
@@ -33,13 +33,13 @@ fn create(
     for done in 0..operations {
         if done.is_multiple_of(BATCH) {
             stage.advance(BATCH);
-            if stage.is_over() {
-                return Ok(done);
-            }
         }
         let path = format!("{directory}/c{thread}-{done}");
         drop(target.open(&path, How::create(0))?);
         target.unlink(&path)?;
+        if stage.is_over() {
+            return Ok(done);
+        }
     }
     Ok(operations)
 }
