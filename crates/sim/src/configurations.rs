@@ -268,7 +268,7 @@ mod tests {
                 create(0, a, first),
                 create(1, b, second),
                 record(2, rename, Outcome::Done, (10, 13)),
-                // The unlink was first: otherwise this name were gone.
+                // The unlink was first: otherwise this name would be gone.
                 record(3, lookup, Outcome::Inode(first), (20, 21)),
             ],
             vec![record(4, Operation::Unlink { directory: ROOT, name: b }, Outcome::Done, (11, 12))],
