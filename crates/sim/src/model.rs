@@ -215,8 +215,12 @@ impl Model {
     /// Whether a full volume may refuse it.
     fn may_take_space(&self, operation: &Operation) -> bool {
         match operation {
+            // One that makes a file shorter zeroes the rest of the block in which it ends, which a snapshot may
+            // have as well and keeps as it was.
             Operation::Truncate { inode, size } => {
-                self.file(*inode).is_ok_and(|file| *size > file.size || (file.vague && *size > 0))
+                let cuts_shared = !size.is_multiple_of(BLOCK) && !self.snapshots.is_empty();
+                let grows = |file: &FileState| *size > file.size || (file.vague && *size > 0);
+                self.file(*inode).is_ok_and(|file| cuts_shared || grows(file))
             }
             other => other.may_take_space(),
         }
@@ -745,8 +749,12 @@ mod tests {
         let smaller = Operation::Truncate { inode: file, size: 4000 };
         let unlink = Operation::Unlink { directory: ROOT, name };
         let read = Operation::Read { inode: file, offset: 0, length: 10, flags: IoFlags::empty() };
-        for operation in [grow, smaller, unlink, read, Operation::ReadDirectory { directory: ROOT }] {
+        for operation in [grow, smaller.clone(), unlink, read, Operation::ReadDirectory { directory: ROOT }] {
             assert!(model.apply(OpId(3), &operation, &full).is_err(), "{operation:?}");
         }
+        model.apply(OpId(4), &Operation::TakeSnapshot { name: 0 }, &Outcome::Taken(1)).unwrap();
+        assert_eq!(model.apply(OpId(5), &smaller, &full), Ok(()), "the block may be the snapshot's, too");
+        let whole = Operation::Truncate { inode: file, size: 0 };
+        assert!(model.apply(OpId(6), &whole, &full).is_err());
     }
 }

@@ -349,7 +349,7 @@ impl Operation {
     }
 
     /// Whether a full volume may refuse it. Never what only looks, and never what makes the volume less full:
-    /// there would be no way back. (A truncate may if it makes the file longer.)
+    /// there would be no way back. (Which truncates may, the model says.)
     pub fn may_take_space(&self) -> bool {
         !matches!(
             self,
