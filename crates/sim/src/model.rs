@@ -215,8 +215,8 @@ impl Model {
     /// Whether a full volume may refuse it.
     fn may_take_space(&self, operation: &Operation) -> bool {
         match operation {
-            // One that makes a file shorter zeroes the rest of the block in which it ends, which a snapshot may
-            // have as well and keeps as it was.
+            // One that makes a file shorter zeroes the rest of the block in which it ends, which a snapshot
+            // may have as well and keeps as it was.
             Operation::Truncate { inode, size } => {
                 let cuts_shared = !size.is_multiple_of(BLOCK) && !self.snapshots.is_empty();
                 let grows = |file: &FileState| *size > file.size || (file.vague && *size > 0);
