@@ -77,12 +77,10 @@ fn committer(engine: &Arc<Engine>) {
             next_commit = Instant::now() + interval;
             continue;
         }
-        let done = match (checkpoint, homes) {
-            (true, _) => report(engine.store.background_checkpoint(), "checkpoint"),
-            (false, true) => report(engine.write_homes(), "writing recorded content home"),
-            (false, false) => true,
-        };
-        if !done {
+        // Homes first: a checkpoint that somebody else has just written may be needed no more.
+        let homes = !homes || report(engine.write_homes(), "writing recorded content home");
+        let checkpoint = !checkpoint || report(engine.store.background_checkpoint(), "checkpoint");
+        if !(homes && checkpoint) {
             // Each commit asks for it again, many times a second.
             thread::sleep(COMMIT_PAUSE);
         }
