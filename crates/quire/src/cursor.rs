@@ -69,6 +69,14 @@ impl<F: Borrow<File>> Cursor<F> {
         self.position += count as u64;
         count
     }
+
+    /// Behind what was appended; where it was if that is nothing.
+    fn appended(&mut self, offset: u64, count: usize) -> usize {
+        if count > 0 {
+            self.position = offset;
+        }
+        self.advance(count)
+    }
 }
 
 impl<F: Borrow<File>> Read for Cursor<F> {
@@ -87,8 +95,7 @@ impl<F: Borrow<File>> Write for Cursor<F> {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         if self.get_ref().appends() {
             let (offset, count) = self.get_ref().append_some(buf)?;
-            self.position = offset;
-            return Ok(self.advance(count));
+            return Ok(self.appended(offset, count));
         }
         let count = self.get_ref().write_at(buf, self.position)?;
         Ok(self.advance(count))
@@ -97,8 +104,7 @@ impl<F: Borrow<File>> Write for Cursor<F> {
     fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         if self.get_ref().appends() {
             let (offset, count) = self.get_ref().append_some_vectored(bufs)?;
-            self.position = offset;
-            return Ok(self.advance(count));
+            return Ok(self.appended(offset, count));
         }
         let count = self.get_ref().write_vectored_at(bufs, self.position)?;
         Ok(self.advance(count))

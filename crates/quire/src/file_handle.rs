@@ -326,14 +326,24 @@ impl File {
     }
 
     /// Copies up to `len` bytes from `offset` of this file to `to_offset` of another one or of this; gives
-    /// the count, which is smaller at the end of this file. The ranges must not overlap.
+    /// the count, which is smaller at the end of this file. The ranges must not overlap. A file that was
+    /// opened with [`OpenOptions::sync`](crate::OpenOptions::sync) has them durable when this returns.
+    ///
+    /// Errors: `BadHandle` also if the other file was opened to append, so that its writes have no offset.
     pub fn copy_range_to(&self, offset: u64, to: &File, to_offset: u64, len: u64) -> Result<u64> {
         self.check_readable()?;
         to.check_writable()?;
+        if to.appends() {
+            return Err(to.refused("writing at an offset"));
+        }
         if !Arc::ptr_eq(self.inodes.engine(), to.inodes.engine()) {
             return Err(Error::new(ErrorKind::CrossDevice, "the files are on different volumes"));
         }
-        self.inodes.copy_range(&self.inode, offset, &to.inode, to_offset, len)
+        let count = self.inodes.copy_range(&self.inode, offset, &to.inode, to_offset, len)?;
+        if count > 0 && to.flags.intersects(IoFlags::SYNC | IoFlags::DATASYNC) {
+            to.inodes.fsync(&to.inode, !to.flags.contains(IoFlags::SYNC))?;
+        }
+        Ok(count)
     }
 
     /// Copies everything to an empty file; holes stay holes.

@@ -58,8 +58,20 @@ impl Volume {
         doing: &str,
         act: impl FnOnce(&InodeRef, &[u8]) -> Result<T>,
     ) -> Result<T> {
+        self.at_new_name(path, doing, None, act)
+    }
+
+    /// As [`Volume::at_name`], for a new name of what is no directory: `no_directory` is the error for a path
+    /// that asks for one.
+    fn at_new_name<T>(
+        &self,
+        path: &Path,
+        doing: &str,
+        no_directory: Option<ErrorKind>,
+        act: impl FnOnce(&InodeRef, &[u8]) -> Result<T>,
+    ) -> Result<T> {
         let done = Walk::new(self.inodes(), path)
-            .and_then(Walk::name)
+            .and_then(|walk| walk.name(no_directory))
             .and_then(|(directory, name)| act(&directory, &name));
         with_path(done, doing, path)
     }
@@ -102,6 +114,8 @@ impl Volume {
     pub fn copy(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<u64> {
         let (from, to) = (from.as_ref(), to.as_ref());
         let source = self.open_file(from)?;
+        // Before the target loses what it has.
+        with_path(source.inode().check_regular(), "copying", from)?;
         let permissions = source.metadata().permissions();
         let options = OpenOptions::new().write(true).create(true).mode(permissions.mode());
         let target = options.open(self, to)?;
@@ -155,7 +169,8 @@ impl Volume {
 
     /// Creates a directory and those above it that are missing.
     pub fn create_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
+        // Without a "." at its end.
+        let path: PathBuf = path.as_ref().components().collect();
         let mut missing = Vec::new();
         for above in path.ancestors().filter(|above| !above.as_os_str().is_empty()) {
             match self.metadata(above) {
@@ -171,9 +186,12 @@ impl Volume {
             }
         }
         for path in missing.into_iter().rev() {
-            match self.create_dir(path) {
-                Err(error) if error.kind() != ErrorKind::Exists => return Err(error),
-                _ => {}
+            if let Err(error) = self.create_dir(path) {
+                // Somebody else may have made it; a link that leads nowhere is none.
+                let is_there = || self.metadata(path).is_ok_and(|found| found.is_dir());
+                if error.kind() != ErrorKind::Exists || !is_there() {
+                    return Err(error);
+                }
             }
         }
         Ok(())
@@ -201,7 +219,15 @@ impl Volume {
         let mut way = vec![(parent.clone(), name.to_vec(), top)];
         while let Some((parent, name, directory)) = way.last() {
             let mut below = None;
-            for entry in ReadDir::new(inodes, directory.clone(), path)? {
+            let entries = match ReadDir::new(inodes, directory.clone(), path) {
+                // Somebody else has removed it.
+                Err(error) if error.kind() == ErrorKind::NotFound && way.len() > 1 => {
+                    way.pop();
+                    continue;
+                }
+                entries => entries?,
+            };
+            for entry in entries {
                 let entry = entry?;
                 let child = entry.file_name().into_vec();
                 if entry.file_type().is_dir() {
@@ -218,8 +244,14 @@ impl Volume {
                 Some(step) => way.push(step),
                 None => {
                     match inodes.remove_dir(parent, name) {
-                        // Somebody has created something in it meanwhile.
-                        Err(error) if error.kind() == ErrorKind::NotEmpty => continue,
+                        // Somebody has created something in it meanwhile, or put another in its place.
+                        Err(error) if error.kind() == ErrorKind::NotEmpty => {
+                            let there = inodes.find(parent, name)?;
+                            if there.is_none_or(|there| there.number() == directory.number()) {
+                                continue;
+                            }
+                            return Err(error);
+                        }
                         outcome => gone_or(outcome)?,
                     }
                     way.pop();
@@ -249,7 +281,9 @@ impl Volume {
     ) -> Result<()> {
         let (from, to) = (from.as_ref(), to.as_ref());
         self.at_name(from, "renaming", |directory, name| {
-            self.at_name(to, "to", |to_directory, to_name| {
+            let is_directory = self.inodes().lookup(directory, name)?.kind() == FileType::Directory;
+            let no_directory = (!is_directory).then_some(ErrorKind::NotDirectory);
+            self.at_new_name(to, "to", no_directory, |to_directory, to_name| {
                 self.inodes().rename(directory, name, to_directory, to_name, flags)
             })
         })
@@ -260,13 +294,13 @@ impl Volume {
     pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let inode = self.walk_to(original.as_ref(), false, "linking")?;
         let create = |directory: &InodeRef, name: &[u8]| self.inodes().hard_link(&inode, directory, name);
-        self.at_name(link.as_ref(), "linking as", create)
+        self.at_new_name(link.as_ref(), "linking as", Some(ErrorKind::NotFound), create)
     }
 
     /// Creates a symbolic link at `link` that leads to `original`.
     pub fn symlink(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let target = original.as_ref().as_os_str().as_bytes();
-        self.at_name(link.as_ref(), "creating link", |directory, name| {
+        self.at_new_name(link.as_ref(), "creating link", Some(ErrorKind::NotFound), |directory, name| {
             self.inodes().symlink(directory, name, target, Caller::default()).map(drop)
         })
     }

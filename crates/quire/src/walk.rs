@@ -36,8 +36,17 @@ pub(super) struct Walk<'a> {
     at: InodeRef,
     ahead: VecDeque<Vec<u8>>,
     links: usize,
-    /// The path, or the target of a link at its end, ends in a slash: it leads to a directory.
+    /// The path, or the target of a link at its end, ends in a slash or in `.`: it leads to a directory.
     pub(super) to_directory: bool,
+    /// The path itself ends in `.`.
+    ends_in_dot: bool,
+}
+
+/// Whether a path asks for a directory, and whether it does so by a `.` at its end.
+fn ending(path: &[u8]) -> (bool, bool) {
+    let last = path.split(|&byte| byte == b'/').rfind(|name| !name.is_empty());
+    let ends_in_dot = last == Some(b".");
+    (ends_in_dot || path.ends_with(b"/"), ends_in_dot)
 }
 
 impl<'a> Walk<'a> {
@@ -46,9 +55,9 @@ impl<'a> Walk<'a> {
         if path.is_empty() {
             return Err(Error::new(ErrorKind::NotFound, "an empty path"));
         }
-        let mut walk =
-            Walk { inodes, at: inodes.root(), ahead: VecDeque::new(), links: 0, to_directory: false };
-        walk.to_directory = path.ends_with(b"/");
+        let (to_directory, ends_in_dot) = ending(path);
+        let (at, ahead) = (inodes.root(), VecDeque::new());
+        let mut walk = Walk { inodes, at, ahead, links: 0, to_directory, ends_in_dot };
         walk.put_ahead(path);
         Ok(walk)
     }
@@ -72,7 +81,7 @@ impl<'a> Walk<'a> {
             self.at = self.inodes.root();
         }
         if self.ahead.is_empty() {
-            self.to_directory |= target.ends_with(b"/");
+            self.to_directory |= ending(&target).0;
         }
         self.put_ahead(&target);
         Ok(())
@@ -121,26 +130,32 @@ impl<'a> Walk<'a> {
     fn check_kind(&self, inode: InodeRef) -> Result<InodeRef> {
         match self.to_directory && inode.kind() != FileType::Directory {
             true => {
-                Err(Error::new(ErrorKind::NotDirectory, "the path ends in a slash, but not in a directory"))
+                Err(Error::new(ErrorKind::NotDirectory, "the path asks for a directory, and leads to none"))
             }
             false => Ok(inode),
         }
     }
 
     /// The directory and the last name, for what makes, moves or removes that name. A slash behind it asks
-    /// for a directory, if there is something.
-    pub(super) fn name(mut self) -> Result<(InodeRef, Vec<u8>)> {
+    /// for a directory: one that is there, or that is about to be made; where none is, `no_directory` is the
+    /// error.
+    pub(super) fn name(mut self, no_directory: Option<ErrorKind>) -> Result<(InodeRef, Vec<u8>)> {
         match self.last(false)? {
-            Place::Name(directory, name, _) => {
-                let found = if self.to_directory { self.inodes.lookup(&directory, &name).ok() } else { None };
-                if found.is_some_and(|inode| inode.kind() != FileType::Directory) {
-                    return Err(Error::new(
-                        ErrorKind::NotDirectory,
-                        "the path ends in a slash, but in no directory",
-                    ));
+            Place::Name(directory, name, _) if self.to_directory => {
+                let found = self.inodes.find(&directory, &name)?;
+                let wrong = match found.map(|inode| inode.kind()) {
+                    Some(FileType::Directory) => self.ends_in_dot.then_some(ErrorKind::Busy),
+                    Some(_) => Some(ErrorKind::NotDirectory),
+                    None if self.ends_in_dot => Some(ErrorKind::NotFound),
+                    None => no_directory,
+                };
+                match wrong {
+                    None => Ok((directory, name)),
+                    Some(ErrorKind::Busy) => Err(Error::new(ErrorKind::Busy, "the path ends in \".\"")),
+                    Some(kind) => Err(Error::new(kind, "the path asks for a directory, and leads to none")),
                 }
-                Ok((directory, name))
             }
+            Place::Name(directory, name, _) => Ok((directory, name)),
             Place::Inode(_) => {
                 Err(Error::new(ErrorKind::Busy, "the path ends in the root, in \".\" or in \"..\""))
             }

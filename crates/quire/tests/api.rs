@@ -220,3 +220,110 @@ fn futures_end_on_any_executor_and_give_buffers_back() {
     drop(file);
     clone.write_all_at(b"y", 0).unwrap();
 }
+
+/// A volume that was asked to sync another volume's file wrote that file's record over an inode of its own
+/// with the same number, and the file was not durable.
+#[test]
+fn a_volume_syncs_its_own_files_alone() {
+    let (own, other) = (volume(), volume());
+    own.write("own", "own content").unwrap();
+    let foreign = writable().open(&other, "foreign").unwrap();
+    foreign.write_all_at(&[1; 5000], 0).unwrap();
+    assert_eq!(foreign.inode().number(), own.resolve("own").unwrap().number());
+    let refused =
+        |outcome: quire::Result<()>| assert_eq!(outcome.unwrap_err().kind(), ErrorKind::CrossDevice);
+    refused(block_on(own.sync_files_async([&foreign], &SyncOptions::new())));
+    refused(block_on(own.inodes().fsync_async(foreign.inode(), &SyncOptions::new())));
+    let (told, outcome) = std::sync::mpsc::channel();
+    let done = Box::new(move |outcome| told.send(outcome).unwrap());
+    own.inodes().fsync_then(foreign.inode(), &SyncOptions::new(), done);
+    refused(outcome.recv().unwrap());
+    own.sync().unwrap();
+    assert_eq!(own.read("own").unwrap(), b"own content");
+    assert_eq!(own.metadata("own").unwrap().len(), 11);
+}
+
+/// Copying a directory over a file emptied the file, and failed then.
+#[test]
+fn a_copy_that_cannot_be_leaves_the_target_alone() {
+    let volume = volume();
+    volume.create_dir("photos").unwrap();
+    volume.write("notes", "kept").unwrap();
+    assert_eq!(volume.copy("photos", "notes").unwrap_err().kind(), ErrorKind::IsDirectory);
+    assert_eq!(volume.copy("photos", "new").unwrap_err().kind(), ErrorKind::IsDirectory);
+    assert_eq!(volume.read("notes").unwrap(), b"kept");
+    assert!(!volume.exists("new").unwrap());
+}
+
+/// A `.` at the end of a path meant nothing, and a slash behind a new name neither: `remove_file("f/.")`
+/// removed the file, and a file could be renamed to `archive/`.
+#[test]
+fn the_end_of_a_path_may_ask_for_a_directory() {
+    let volume = volume();
+    volume.write("f", "content").unwrap();
+    volume.create_dir("d").unwrap();
+    volume.symlink("d", "link").unwrap();
+    volume.symlink("f/.", "odd").unwrap();
+    let kind = |outcome: quire::Result<()>| outcome.unwrap_err().kind();
+    for path in ["f/.", "f/", "f/./", "odd"] {
+        assert_eq!(kind(volume.read(path).map(drop)), ErrorKind::NotDirectory, "{path}");
+        assert_eq!(kind(volume.metadata(path).map(drop)), ErrorKind::NotDirectory, "{path}");
+    }
+    for path in ["f/.", "f/"] {
+        assert_eq!(kind(volume.remove_file(path)), ErrorKind::NotDirectory, "{path}");
+        assert_eq!(kind(volume.rename(path, "g")), ErrorKind::NotDirectory, "{path}");
+    }
+    for path in ["d/.", "."] {
+        assert!(volume.symlink_metadata(path).unwrap().is_dir());
+        assert_eq!(kind(volume.remove_dir(path)), ErrorKind::Busy, "{path}");
+        assert_eq!(kind(volume.rename(path, "e")), ErrorKind::Busy, "{path}");
+        assert_eq!(kind(volume.create_dir(path)), ErrorKind::Exists, "{path}");
+    }
+    assert!(volume.symlink_metadata("link/.").unwrap().is_dir());
+    assert!(volume.symlink_metadata("link").unwrap().is_symlink());
+    assert_eq!(kind(volume.create_file("new/.").map(drop)), ErrorKind::IsDirectory);
+    assert_eq!(kind(volume.create_dir("new/.")), ErrorKind::NotFound);
+    assert_eq!(kind(volume.rename("f", "new/")), ErrorKind::NotDirectory);
+    assert_eq!(kind(volume.symlink("f", "new/")), ErrorKind::NotFound);
+    assert_eq!(kind(volume.hard_link("f", "new/")), ErrorKind::NotFound);
+    assert!(!volume.exists("new").unwrap());
+    volume.rename("d", "moved/").unwrap();
+    volume.create_dir("made/").unwrap();
+    volume.create_dir_all("deep/down/.").unwrap();
+    assert!(volume.metadata("deep/down/").unwrap().is_dir());
+    assert_eq!(volume.read("f").unwrap(), b"content");
+}
+
+/// It said that the directory was there, where a link led nowhere.
+#[test]
+fn create_dir_all_makes_a_directory_or_fails() {
+    let volume = volume();
+    volume.symlink("nowhere", "link").unwrap();
+    assert_eq!(volume.create_dir_all("link").unwrap_err().kind(), ErrorKind::Exists);
+    volume.create_dir_all("a/b").unwrap();
+    volume.create_dir_all("a/b").unwrap();
+    volume.symlink("a", "good").unwrap();
+    volume.create_dir_all("good/b/c").unwrap();
+    assert!(volume.metadata("a/b/c").unwrap().is_dir());
+}
+
+/// An empty append moved the cursor to the start, and a copy wrote into the midst of a file that was opened
+/// to append.
+#[test]
+fn files_opened_to_append() {
+    let volume = volume();
+    volume.write("source", [7; 100]).unwrap();
+    volume.write("log", [1; 100]).unwrap();
+    let log = OpenOptions::new().read(true).append(true).open(&volume, "log").unwrap();
+    assert_eq!(log.append(b"").unwrap(), 100);
+    let mut cursor = log.cursor();
+    cursor.seek(SeekFrom::Start(50)).unwrap();
+    assert_eq!(cursor.write(b"").unwrap(), 0);
+    assert_eq!(cursor.write_vectored(&[]).unwrap(), 0);
+    assert_eq!(cursor.stream_position().unwrap(), 50);
+    assert_eq!(cursor.write(b"more").unwrap(), 4);
+    assert_eq!(cursor.stream_position().unwrap(), 104);
+    let source = volume.open_file("source").unwrap();
+    assert_eq!(source.copy_range_to(0, &log, 0, 100).unwrap_err().kind(), ErrorKind::BadHandle);
+    assert_eq!(volume.read("log").unwrap()[..100], [1; 100]);
+}

@@ -101,7 +101,7 @@ impl Engine {
         let _change = self.begin_change()?;
         inode.check_regular()?;
         if data.is_empty() {
-            return Ok((offset, 0));
+            return Ok((if flags.contains(IoFlags::APPEND) { inode.size() } else { offset }, 0));
         }
         if !flags.contains(IoFlags::APPEND) {
             range_end(offset, data.len() as u64)?;
