@@ -14,7 +14,7 @@ use super::snapshot_table::{Freed, SnapshotTable};
 use super::transaction::chunk_run;
 use quire_alloc::Allocator;
 use quire_base::metrics::Counter;
-use quire_base::{BLOCK_SIZE, Error, Result, Seq};
+use quire_base::{BLOCK_SIZE, BlockNo, Error, Result, Seq};
 use quire_device::RecordedBlocks;
 use quire_format::extent::{Run, subtract, total_blocks};
 use quire_format::key::{Key, KeyKind};
@@ -80,10 +80,12 @@ impl Target<'_> {
             }
             Change::Extents { inode, removed, inserted } => {
                 let allocated = subtract(removed, inserted)?.1;
+                allocated.iter().try_for_each(|run| self.check_data_space(run.start, run.blocks))?;
                 let Freed { own, shared } = self.snapshots.freed(removed, inserted)?;
                 for extent in removed {
-                    let kept = inserted.iter().any(|new| new.file_block == extent.file_block);
-                    if !kept && !self.tree.delete(Key::extent(*inode, extent.file_block))? {
+                    // Both ascend, also in a record from the journal.
+                    let kept = inserted.binary_search_by_key(&extent.file_block, |new| new.file_block);
+                    if kept.is_err() && !self.tree.delete(Key::extent(*inode, extent.file_block))? {
                         return Err(Error::corrupt(format!(
                             "inode {inode} has no extent at file block {} to remove",
                             extent.file_block
@@ -127,14 +129,7 @@ impl Target<'_> {
                 self.mark_free(&[chunk_run(*start, *blocks)], seq)
             }
             Change::Data { start, bytes } => {
-                let blocks = (bytes.len() / BLOCK_SIZE) as u64;
-                if start.0 < self.data_space.start
-                    || self.data_space.end - start.0.min(self.data_space.end) < blocks
-                {
-                    return Err(Error::corrupt(format!(
-                        "a record with data of blocks {start}+{blocks}, outside of the data space"
-                    )));
-                }
+                self.check_data_space(*start, (bytes.len() / BLOCK_SIZE) as u64)?;
                 self.recorded.record(seq, *start, bytes);
                 Ok(())
             }
@@ -169,6 +164,14 @@ impl Target<'_> {
             tracing::debug!(%error, "a change does not fit what is left, and is passed over");
         }
         Ok(())
+    }
+
+    fn check_data_space(&self, start: BlockNo, blocks: u64) -> Result<()> {
+        let space = &self.data_space;
+        if space.start <= start.0 && blocks <= space.end - start.0.min(space.end) {
+            return Ok(());
+        }
+        Err(Error::corrupt(format!("a record has blocks {start}+{blocks}, outside of the data space")))
     }
 
     fn slot(&self, number: u32) -> Result<Slot> {

@@ -12,7 +12,7 @@
 //!
 //! Neighbours: [`crate::recovery`] reads, [`super::checkpoint`] and [`crate::mkfs`] publish.
 
-use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
+use quire_base::{BLOCK_SIZE, BlockNo, Context, Error, ErrorKind, Result};
 use quire_device::{AlignedBuf, Device, IoClass};
 use quire_format::superblock::{FAR_BLOCKS, SLOT_BLOCKS, Superblock, far_slots};
 
@@ -111,9 +111,13 @@ pub fn newest_of(slots: [SlotCopies; 2]) -> [Result<Superblock>; 2] {
 
 /// Writes a superblock into a slot and makes it durable; then its second copy, which the next flush makes
 /// durable.
+///
+/// Errors: those of the device; `Corrupt`, and nothing is written, for one that nobody could read again.
+/// Damaged metadata leads to such counts.
 pub(crate) fn publish(device: &Device, superblock: &Superblock, slot: usize) -> Result<()> {
     let mut superblock = superblock.clone();
     superblock.slot = slot as u32;
+    superblock.validate().context("publishing a superblock")?;
     let mut block = AlignedBuf::zeroed(BLOCK_SIZE);
     block.copy_from_slice(&superblock.encode());
     device.write(IoClass::Metadata, SLOT_BLOCKS[slot], &block)?;

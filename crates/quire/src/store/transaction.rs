@@ -450,6 +450,8 @@ impl Transaction<'_> {
         std::mem::forget(whole_or_none);
         drop((whole, shared));
         store.counters.transactions.add(1);
+        // What it did not use is no reason for a checkpoint.
+        drop(self.reservation);
         if store.wants_checkpoint(journal) {
             store.committer.want_checkpoint();
         }

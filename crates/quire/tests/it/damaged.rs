@@ -46,28 +46,54 @@ fn overlapping_extents_are_corrupt() {
     options().open_backend(device).unwrap().close().unwrap();
 }
 
+/// Rewrites all copies of both superblocks of a volume of 4096 blocks.
+fn forge(device: &dyn Backend, change: impl Fn(&mut Superblock)) {
+    for slot in SLOT_BLOCKS {
+        let mut block = AlignedBuf::blocks(1);
+        device.read(IoClass::Metadata, slot, &mut block).unwrap();
+        let mut superblock = Superblock::decode(&block).unwrap();
+        change(&mut superblock);
+        block.copy_from_slice(&superblock.encode());
+        for copy in [slot, BlockNo(4096 - FAR_BLOCKS + slot.0)] {
+            device.write(IoClass::Metadata, copy, &block).unwrap();
+        }
+    }
+}
+
+/// A superblock counted more free blocks than there were. When a file was removed, the count came to more
+/// than the volume has: the next two checkpoints wrote superblocks that nobody could read, and with them the
+/// volume was lost.
+#[test]
+fn superblocks_that_nobody_could_read_are_not_written() {
+    let (device, volume) = new_volume(4096);
+    volume.write("file", [7; 100 * 4096]).unwrap();
+    volume.close().unwrap();
+    forge(&*device, |superblock| {
+        let space = superblock.data_space();
+        superblock.free_blocks = space.end - space.start;
+    });
+    let volume = options().open_backend(device.clone()).unwrap();
+    volume.remove_file("file").unwrap();
+    assert_eq!(volume.close().unwrap_err().kind(), ErrorKind::Shutdown);
+    // So a repair finds the volume.
+    for slot in SLOT_BLOCKS {
+        let mut block = AlignedBuf::blocks(1);
+        device.read(IoClass::Metadata, slot, &mut block).unwrap();
+        Superblock::decode(&block).unwrap();
+    }
+}
+
 /// A superblock of a 16 MiB image named 65,536 orphan blocks, which the format allows: the mount took 535 MB
 /// for their slots.
 #[test]
 fn more_orphan_blocks_than_the_volume_can_have_are_refused() {
     let (device, volume) = new_volume(4096);
     volume.close().unwrap();
-    let forge = |orphan_blocks| {
-        for slot in SLOT_BLOCKS {
-            let mut block = AlignedBuf::blocks(1);
-            device.read(IoClass::Metadata, slot, &mut block).unwrap();
-            let superblock = Superblock { orphan_blocks, ..Superblock::decode(&block).unwrap() };
-            block.copy_from_slice(&superblock.encode());
-            for copy in [slot, BlockNo(4096 - FAR_BLOCKS + slot.0)] {
-                device.write(IoClass::Metadata, copy, &block).unwrap();
-            }
-        }
-    };
-    forge(orphan_blocks_max(4096));
+    forge(&*device, |superblock| superblock.orphan_blocks = orphan_blocks_max(4096));
     let volume = options().open_backend(device.clone()).unwrap();
     assert_eq!(volume.recovery().damaged_orphan_blocks, 62, "the manifest names two");
     volume.close().unwrap();
-    forge(1 << 16);
+    forge(&*device, |superblock| superblock.orphan_blocks = 1 << 16);
     let refused = options().open_backend(device.clone()).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Corrupt, "{refused}");
 }

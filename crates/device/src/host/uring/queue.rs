@@ -86,7 +86,7 @@ impl Queue {
     }
 
     /// Lets the completion thread end when it has nothing left to do. False if it may never wake, because the
-    /// ring is broken.
+    /// ring is broken and the kernel has nothing of it.
     pub(super) fn stop(&self) -> bool {
         let mut state = self.state.lock();
         state.is_stopping = true;
@@ -94,7 +94,7 @@ impl Queue {
             state.unsubmitted.push_back(WAKE);
         }
         let rejected = self.enter(&mut state);
-        let wakes = !state.is_broken;
+        let wakes = !state.is_broken || state.in_flight() > 0;
         drop(state);
         self.run_here(rejected);
         wakes
