@@ -110,6 +110,7 @@ impl Mapping {
             for pin in pins {
                 self.claim(pin, first, end, patience::may_wait(), &mut claims);
             }
+            let reads_ahead = ahead.is_some();
             if let Some((more, ahead_end)) = ahead.take() {
                 for pin in more {
                     self.claim(pin, end, ahead_end, false, &mut claims);
@@ -123,8 +124,11 @@ impl Mapping {
             if !claims.is_empty() {
                 let latch = Arc::new(Latch::default());
                 let started = self.start_fill(claims, end, &latch);
-                latch.wait()?;
-                started?;
+                match latch.wait().and(started) {
+                    // It may be blocks ahead that cannot be read: once more, without them.
+                    Err(_) if reads_ahead => continue,
+                    outcome => outcome?,
+                }
             }
             for pin in pins {
                 self.pass_filled(pin, first, end)?;

@@ -253,7 +253,15 @@ impl Mapping {
             && folio.pins() == own_pins
             && folio.filling().is_empty()
             && !folio.unfinished();
-        idle && lock_whole(&folio, &self.core)
+        if !idle || !lock_whole(&folio, &self.core) {
+            return false;
+        }
+        // A writer may have come and gone since the first look. Nobody lists a folio that is locked whole.
+        let listed = folio.listed.load(Ordering::Acquire);
+        if listed {
+            unlock_whole(&folio, &self.core);
+        }
+        !listed
     }
 
     /// Splits a folio as [`Mapping::remove`] would remove it: the segments of `keep` become folios with this
@@ -330,6 +338,9 @@ impl Mapping {
 
     /// Unlists a folio if nothing in it is dirty or in writeback any more.
     pub(crate) fn settle(&self, folio: &Folio) {
+        // Blocks go from writeback back to dirty under this lock: between the two looks below they would be
+        // in neither, and a folio that is not listed is nothing to a look at the file.
+        let _waits = self.waits.lock();
         let mut list = self.list.lock();
         if !folio.listed.load(Ordering::SeqCst) {
             return;
@@ -515,6 +526,10 @@ fn lock_whole(folio: &Folio, core: &Core) -> bool {
         .take(locked)
         .for_each(|segment| segment.unlock_unchanged(&core.parking));
     false
+}
+
+fn unlock_whole(folio: &Folio, core: &Core) {
+    folio.segments(0, folio.blocks()).for_each(|segment| segment.unlock_unchanged(&core.parking));
 }
 
 /// The largest aligned folio at `at` that ends at or before `end`.

@@ -166,6 +166,29 @@ fn a_sequential_reader_is_read_ahead_for() {
     assert_eq!(metrics.fill_blocks.get() - before, 50);
 }
 
+/// A bad block that was read ahead failed the read of those before it, which travelled in the same request: a
+/// program that copies what can be read lost them.
+#[test]
+fn a_bad_block_ahead_fails_nothing_before_it() {
+    const BAD: u64 = 200;
+    let world = World::new(roomy());
+    let file = world.file();
+    let data = pattern(9, 1 << 20);
+    file.write(0, &data).unwrap();
+    file.mapping().write_back(0, BLOCKS_END).unwrap();
+    file.mapping().evict_all();
+    let home = file.state.lock().unwrap().extents[&BAD].0;
+    world.faulty.bad_block.store(home, Ordering::SeqCst);
+    for block in 0..256 {
+        let read = file.read(block * BS, BS as usize);
+        if block == BAD {
+            assert_eq!(read.unwrap_err().kind(), ErrorKind::Io);
+        } else {
+            assert_eq!(read.unwrap(), data[(block * BS) as usize..][..BS as usize], "block {block}");
+        }
+    }
+}
+
 #[test]
 fn a_hot_set_survives_a_scan() {
     let mut config = CacheConfig::new(16 << 20);

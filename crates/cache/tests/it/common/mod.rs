@@ -17,6 +17,8 @@ pub const BS: u64 = BLOCK_SIZE as u64;
 pub struct Faulty {
     inner: MemoryBackend,
     pub fail_reads: AtomicBool,
+    /// A block that cannot be read.
+    pub bad_block: AtomicU64,
     pub fail_writes: AtomicBool,
     /// Completions run on a thread of their own, late.
     pub slow: AtomicBool,
@@ -36,6 +38,7 @@ impl Faulty {
         Arc::new(Faulty {
             inner: MemoryBackend::new(blocks),
             fail_reads: AtomicBool::new(false),
+            bad_block: AtomicU64::new(u64::MAX),
             fail_writes: AtomicBool::new(false),
             slow: AtomicBool::new(false),
             writing: Mutex::new(BTreeMap::new()),
@@ -46,16 +49,20 @@ impl Faulty {
         })
     }
 
-    fn fails(&self, op: IoOp) -> bool {
+    fn has_bad_block(&self, at: u64, blocks: u64) -> bool {
+        (at..at + blocks).contains(&self.bad_block.load(Ordering::SeqCst))
+    }
+
+    fn fails(&self, op: IoOp, at: u64, blocks: u64) -> bool {
         match op {
-            IoOp::Read => self.fail_reads.load(Ordering::SeqCst),
+            IoOp::Read => self.fail_reads.load(Ordering::SeqCst) || self.has_bad_block(at, blocks),
             IoOp::Write => self.fail_writes.load(Ordering::SeqCst),
         }
     }
 
     /// A request begins, or fails.
     fn begin(&self, op: IoOp, at: u64, blocks: u64) -> Result<()> {
-        if self.fails(op) {
+        if self.fails(op, at, blocks) {
             return Err(Error::new(ErrorKind::Io, format!("injected: {op:?} at {at}")));
         }
         if op == IoOp::Write {
@@ -94,7 +101,10 @@ impl Backend for Shared {
         false
     }
     fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
-        self.0.inner.read(class, at, buf)
+        match self.0.has_bad_block(at.0, buf.len() as u64 / BS) {
+            true => Err(Error::new(ErrorKind::Io, "a bad block")),
+            false => self.0.inner.read(class, at, buf),
+        }
     }
     fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
         let blocks = buf.len() as u64 / BS;
