@@ -128,7 +128,19 @@ impl Plan {
             )));
         }
         let no_space = |why: String| Error::new(ErrorKind::NoSpace, why);
-        let new = match free_run(tree, shape.data_space(), blocks)? {
+        let space = shape.data_space();
+        // Not over the second superblocks of the smaller volume, which the old shape needs to the end.
+        let parts = match self.outdated.first() {
+            Some(run) => [space.start..run.start.0, run.end().0..space.end],
+            None => [space.clone(), space.end..space.end],
+        };
+        let mut found = Err(0);
+        for part in parts {
+            if let Err(longest) = found {
+                found = free_run(tree, part, blocks)?.map_err(|other| other.max(longest));
+            }
+        }
+        let new = match found {
             Ok(new) => new,
             Err(longest) => {
                 return Err(no_space(format!(
@@ -235,7 +247,7 @@ fn free_run(tree: &Tree, space: std::ops::Range<u64>, blocks: u64) -> Result<std
         };
         for (start, len) in map.runs() {
             let start = key.offset * REGION_BLOCKS + u64::from(start);
-            if look(at, start) {
+            if look(at, start.min(space.end)) {
                 return ControlFlow::Break(());
             }
             at = at.max(start + u64::from(len));

@@ -152,6 +152,24 @@ fn a_volume_grows_with_its_file() {
     assert!(error.to_string().contains("at least 64 KiB"), "{error}");
 }
 
+/// Free space before the old end of a volume and the space behind it were one run to a larger journal. Zeros
+/// went over the second superblocks at the old end, which the old shape still needed.
+#[test]
+fn a_journal_does_not_lie_over_the_old_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = volume(&directory);
+    let volume = open(&image);
+    let most = volume.statfs().free * BLOCK as u64 - 10 * MIB;
+    volume.write("large", vec![9; most as usize]).unwrap();
+    volume.close().unwrap();
+    let grown = |bytes| ResizeOptions::new().size(76 * MIB).journal_bytes(bytes).resize(&image);
+    assert_eq!(grown(17 * MIB).unwrap_err().kind(), ErrorKind::NoSpace);
+    check(&image);
+    // It fits behind it.
+    grown(11 * MIB).unwrap();
+    check(&image);
+}
+
 #[test]
 fn a_uuid_changes_and_streams_go_on() {
     let directory = tempfile::tempdir().unwrap();
