@@ -194,7 +194,8 @@ fn a_failed_read_is_told_and_ends_nothing() {
     drop((file, volume));
     let volume = options().open_backend(device.clone()).unwrap();
     let file = volume.inodes().lookup(&volume.inodes().root(), b"n0").unwrap();
-    device.inject(Fault::on(FaultOp::Read).class(IoClass::Data));
+    // Once with what is read ahead, once without it.
+    device.inject(Fault::on(FaultOp::Read).class(IoClass::Data).times(2));
     let mut bytes = [0; BLOCK];
     assert_eq!(
         volume.inodes().read_at(&file, &mut bytes, 0, IoFlags::empty()).unwrap_err().kind(),
