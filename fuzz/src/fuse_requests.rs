@@ -71,7 +71,8 @@ fn look(message: Message<'_>, room: usize) {
         Operation::Init { args, flags2 } => {
             let features =
                 Features { acl: true, kill_privileges: true, read_directory_plus: true, ring: true };
-            let (out, agreed) = negotiate::answer(&args, flags2, &features, args.max_readahead);
+            let pages = negotiate::Pages { limit: args.max_readahead, size: 4096 };
+            let (out, agreed) = negotiate::answer(&args, flags2, &features, pages);
             assert_eq!((out.flags & !args.flags, out.flags2 & !flags2), (0, 0));
             assert!(u32::from(out.max_pages) * 4096 == agreed.request_max);
         }
