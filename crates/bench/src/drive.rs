@@ -230,8 +230,8 @@ mod tests {
         assert!(elapsed >= limit);
     }
 
-    /// Who watches looks every 20 ms. That time was taken for the stop, though a thread had ended the stage
-    /// long before, and rates came out too low.
+    /// The watching thread looks every 20 ms. That time was taken for the stop, though a thread had ended the
+    /// stage long before, and rates came out too low.
     #[test]
     fn a_stage_that_a_thread_ends_is_as_long_as_that_took() {
         let (interrupt, progress) = (Interrupt::none(), Progress::hidden());

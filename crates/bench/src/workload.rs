@@ -16,7 +16,7 @@ pub mod tail;
 pub mod untorn;
 
 use crate::arguments::Workload;
-use crate::drive::{Part, Surroundings, Timed, Until, drive};
+use crate::drive::{Part, Stage, Surroundings, Timed, Until, drive};
 use crate::engine::Kind;
 use crate::outcome::{Outcome, Trouble};
 use crate::sample::{Figures, Sample};
@@ -25,7 +25,7 @@ use quire_base::Result;
 use quire_base::random::Random;
 use quire_device::AlignedBuf;
 use serde_json::{Map, Value};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What a run gives a workload.
 pub struct Context<'a> {
@@ -157,6 +157,28 @@ fn push_device(figures: &mut Figures, sample: &Sample) {
     figures.push_known("write_amplification", over_bytes("device"));
     figures.push_known("data_write_amplification", over_bytes("data"));
     figures.push_known("device_flushes", sample.known("flushes"));
+}
+
+/// Overwrites random aligned blocks of `bs` bytes, of `size`, until the stage is over. `write` takes a block
+/// and its place, and returns when it is durable.
+fn overwrite(
+    size: u64,
+    bs: usize,
+    mut random: Random,
+    stage: &Stage,
+    write: impl Fn(&[u8], u64) -> Result<()>,
+) -> Result<Timed> {
+    let mut block = AlignedBuf::zeroed(bs);
+    let blocks = size / bs as u64;
+    let mut timed = Timed::default();
+    while !stage.is_over() {
+        block[..8].copy_from_slice(&(timed.latency.count() + 1).to_ne_bytes());
+        let at = random.below(blocks) * bs as u64;
+        let start = Instant::now();
+        write(&block, at)?;
+        timed.record(start.elapsed(), stage);
+    }
+    Ok(timed)
 }
 
 /// What each operation of a run is.

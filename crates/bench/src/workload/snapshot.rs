@@ -5,7 +5,7 @@
 //!
 //! The fourth phase ends when the last snapshot is deleted, if that comes first.
 
-use super::{CHUNK, Context, Work, fields, fill, needs_files};
+use super::{CHUNK, Context, Work, fields, fill, needs_files, overwrite};
 use crate::arguments;
 use crate::drive::{Part, Stage, Timed, Until, drive};
 use crate::engine::Kind;
@@ -14,9 +14,7 @@ use crate::sample::{Figures, Latency, Sample};
 use crate::size;
 use crate::target::{Handle, How, Target};
 use quire_base::Result;
-use quire_base::random::Random;
 use quire_base::sync::Arc;
-use quire_device::AlignedBuf;
 use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
 
@@ -58,22 +56,6 @@ impl Snapshot {
 
     fn name(number: u64) -> String {
         format!("s{number}")
-    }
-
-    fn overwrite(&self, file: &dyn Handle, mut random: Random, stage: &Stage) -> Result<Did> {
-        let mut block = AlignedBuf::zeroed(BLOCK);
-        let mut timed = Timed::default();
-        let blocks = self.0.size / BLOCK as u64;
-        while !stage.is_over() {
-            block[..8].copy_from_slice(&timed.latency.count().to_ne_bytes());
-            let at = random.below(blocks) * BLOCK as u64;
-            let start = Instant::now();
-            file.write_at(&block, at)?;
-            file.sync(true)?;
-            timed.record(start.elapsed(), stage);
-            stage.advance(1);
-        }
-        Ok(Did::Overwrites(Box::new(timed)))
     }
 
     fn make_small_files(&self, target: &dyn Target, context: &Context<'_>) -> Outcome {
@@ -173,7 +155,11 @@ impl Work for Snapshot {
             let mut parts: Vec<Part<'_, Did>> = Vec::new();
             for (thread, file) in files.iter().enumerate() {
                 let random = context.random(role as u64, thread);
-                parts.push(Box::new(move |stage| self.overwrite(&**file, random, stage)));
+                let write = |block: &[u8], at| file.write_at(block, at).and_then(|()| file.sync(true));
+                parts.push(Box::new(move |stage| {
+                    let timed = overwrite(self.0.size, BLOCK, random, stage, write)?;
+                    Ok(Did::Overwrites(Box::new(timed)))
+                }));
             }
             match phase {
                 "while" if target.has_snapshots() => {

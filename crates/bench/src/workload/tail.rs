@@ -12,7 +12,7 @@
 //! Invariant: the space in use is bounded. A bulk thread keeps two files, the appender two of
 //! [`APPEND_FILES`] times `--size`; what is older is unlinked.
 
-use super::{CHUNK, Context, Work, fields, fill, needs_files};
+use super::{CHUNK, Context, Work, fields, fill, needs_files, overwrite};
 use crate::arguments::{self, Disturber};
 use crate::drive::{Part, Stage, Timed, Until, drive};
 use crate::engine::Kind;
@@ -21,7 +21,6 @@ use crate::sample::{Figures, Latency, Sample};
 use crate::size;
 use crate::target::{Handle, How, Target};
 use quire_base::Result;
-use quire_base::random::Random;
 use quire_base::sync::{Arc, Mutex};
 use quire_device::AlignedBuf;
 use serde_json::{Map, Value, json};
@@ -70,21 +69,6 @@ fn wait_until(at: Instant, stage: &Stage) -> bool {
         }
     }
     false
-}
-
-fn overwrite(file: &dyn Handle, mut random: Random, stage: &Stage) -> Result<Did> {
-    let mut block = AlignedBuf::zeroed(BLOCK);
-    let mut timed = Timed::default();
-    while !stage.is_over() {
-        block[..8].copy_from_slice(&timed.latency.count().to_ne_bytes());
-        let at = random.below(FILE_BYTES / BLOCK as u64) * BLOCK as u64;
-        let start = Instant::now();
-        file.write_at(&block, at)?;
-        file.sync(true)?;
-        timed.record(start.elapsed(), stage);
-        stage.advance(1);
-    }
-    Ok(Did::Overwrites(Box::new(timed)))
 }
 
 /// The file that is appended to now.
@@ -212,7 +196,11 @@ impl Tail {
     ) -> impl Iterator<Item = Part<'a, Did>> {
         files.iter().enumerate().map(move |(thread, file)| {
             let random = context.random(role, thread);
-            Box::new(move |stage: &Stage| overwrite(&**file, random, stage)) as Part<'_, Did>
+            let write = |block: &[u8], at| file.write_at(block, at).and_then(|()| file.sync(true));
+            Box::new(move |stage: &Stage| {
+                let timed = overwrite(FILE_BYTES, BLOCK, random, stage, write)?;
+                Ok(Did::Overwrites(Box::new(timed)))
+            }) as Part<'_, Did>
         })
     }
 

@@ -4,7 +4,8 @@
 //! nothing.
 
 use super::{
-    CHUNK, Context, Each, Work, check_blocks, drive_durably, fields, fill, needs_files, push_device,
+    CHUNK, Context, Each, Work, check_blocks, drive_durably, fields, fill, needs_files, overwrite,
+    push_device,
 };
 use crate::arguments;
 use crate::drive::{Part, Stage, Timed};
@@ -13,12 +14,8 @@ use crate::outcome::{Outcome, Trouble};
 use crate::sample::{Figures, Sample};
 use crate::size;
 use crate::target::{Handle, How, Target};
-use quire_base::Result;
-use quire_base::random::Random;
 use quire_base::sync::Arc;
-use quire_device::AlignedBuf;
 use serde_json::{Map, Value, json};
-use std::time::Instant;
 
 /// The workload.
 pub struct Untorn(arguments::Untorn);
@@ -35,25 +32,6 @@ impl Untorn {
         }
         Ok(Untorn(options))
     }
-}
-
-fn overwrite(
-    file: &dyn Handle,
-    mut random: Random,
-    options: &arguments::Untorn,
-    stage: &Stage,
-) -> Result<Timed> {
-    let mut block = AlignedBuf::zeroed(options.bs as usize);
-    let blocks = options.size / options.bs;
-    let mut timed = Timed::default();
-    while !stage.is_over() {
-        block[..8].copy_from_slice(&(timed.latency.count() + 1).to_ne_bytes());
-        let offset = random.below(blocks) * options.bs;
-        let start = Instant::now();
-        file.write_durably(&block, offset)?;
-        timed.record(start.elapsed(), stage);
-    }
-    Ok(timed)
 }
 
 impl Work for Untorn {
@@ -98,7 +76,9 @@ impl Work for Untorn {
         target.settle()?;
         let parts = files.iter().enumerate().map(|(n, file)| {
             let random = context.random(1, n);
-            Box::new(move |stage: &Stage| overwrite(&**file, random, options, stage)) as Part<'_, Timed>
+            let write = |block: &[u8], at| file.write_durably(block, at);
+            Box::new(move |stage: &Stage| overwrite(options.size, options.bs as usize, random, stage, write))
+                as Part<'_, Timed>
         });
         let each = Each { name: "write", bytes: options.bs };
         drive_durably(target, context, "overwriting", each, parts.collect())
