@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use testkit::RingSwitch;
 
+pub mod place;
+
 pub const QUIRE: &str = env!("CARGO_BIN_EXE_quire");
 
 /// True if this machine can mount; else says loudly that the test skips.
