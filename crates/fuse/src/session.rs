@@ -239,9 +239,9 @@ impl Session {
         Ok(Session { connection, server, volume, entry: attached.entry, events, facts, no_syncfs })
     }
 
-    /// The mount point.
-    pub fn dir(&self) -> &Path {
-        &self.entry.dir
+    /// The mount.
+    pub fn entry(&self) -> &MountEntry {
+        &self.entry
     }
 
     /// How requests travel: `ring`, or `dev` with the reason why not the ring.

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use quire::Volume;
 use quire_base::sync::{Arc, thread};
-use quire_base::{Error, ErrorKind, Result};
-use quire_fuse::mount;
+use quire_base::{Error, Result};
+use quire_fuse::MountEntry;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::freezing::Freezing;
@@ -40,18 +40,16 @@ const ENDING_PATIENCE: Duration = Duration::from_secs(2);
 pub struct ControlSocket(Option<Arc<UnixListener>>);
 
 impl ControlSocket {
-    /// Serves the control socket of what is mounted at `dir`, before a program can have seen anything of it.
-    pub fn serve(volume: &Volume, dir: &Path) -> ControlSocket {
-        let listener = ControlSocket::listen(volume, dir);
+    /// Serves the control socket of a mount, before a program can have seen anything of it.
+    pub fn serve(volume: &Volume, entry: &MountEntry) -> ControlSocket {
+        let listener = ControlSocket::listen(volume, entry);
         // The mount is of use without it.
-        let warn = |error: &Error| tracing::warn!("no control socket for {}: {error}", dir.display());
+        let warn = |error: &Error| tracing::warn!("no control socket for {}: {error}", entry.dir.display());
         ControlSocket(listener.inspect_err(warn).ok())
     }
 
-    fn listen(volume: &Volume, dir: &Path) -> Result<Arc<UnixListener>> {
-        let gone = || Error::new(ErrorKind::NotFound, "the mount is gone already");
-        let entry = mount::mounted_at(dir)?.ok_or_else(gone)?;
-        let listener = address(&entry).and_then(|address| bind(|| UnixListener::bind_addr(&address)));
+    fn listen(volume: &Volume, entry: &MountEntry) -> Result<Arc<UnixListener>> {
+        let listener = address(entry).and_then(|address| bind(|| UnixListener::bind_addr(&address)));
         let listener = Arc::new(listener.map_err(|error| Error::os("listening", &error))?);
         let (volume, asked, listening) = (volume.clone(), Asked::default(), listener.clone());
         asked.scrubbing.go_on(&volume);

@@ -112,7 +112,7 @@ fn open_and_mount(checked: &Checked) -> Outcome<(Session, ControlSocket, Vec<Str
         let _ = volume.clone().close();
     })?;
     // Before the session answers: a program that has seen the mount's root may ask.
-    let control = ControlSocket::serve(&volume, session.dir());
+    let control = ControlSocket::serve(&volume, session.entry());
     Ok((session, control, notes))
 }
 
