@@ -17,7 +17,6 @@ use crate::lease::grant::LEASE_EXTENTS_MAX;
 use crate::lease::handle::LayoutLease;
 use crate::metadata::{FileTimes, Metadata};
 use crate::xattr::or_none;
-use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result};
 use quire_device::AlignedBuf;
 use quire_format::properties::Properties;
@@ -336,9 +335,7 @@ impl File {
         if to.appends() {
             return Err(to.refused("writing at an offset"));
         }
-        if !Arc::ptr_eq(self.inodes.engine(), to.inodes.engine()) {
-            return Err(Error::new(ErrorKind::CrossDevice, "the files are on different volumes"));
-        }
+        to.inode.check_volume(self.inodes.engine())?;
         let count = self.inodes.copy_range(&self.inode, offset, &to.inode, to_offset, len)?;
         if count > 0 && to.flags.intersects(IoFlags::SYNC | IoFlags::DATASYNC) {
             to.inodes.fsync(&to.inode, !to.flags.contains(IoFlags::SYNC))?;

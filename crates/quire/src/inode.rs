@@ -482,6 +482,16 @@ impl InodeRef {
         self.0.number
     }
 
+    /// An error of kind `CrossDevice` for the inode of another volume: operations would take its number for
+    /// one of theirs.
+    pub(crate) fn check_volume(&self, engine: &Engine) -> Result<()> {
+        if std::ptr::eq(&***self.0.engine, engine) {
+            return Ok(());
+        }
+        let text = format!("inode {} is on another volume", self.number());
+        Err(Error::new(ErrorKind::CrossDevice, text))
+    }
+
     /// What it is.
     pub fn kind(&self) -> FileType {
         self.0.kind

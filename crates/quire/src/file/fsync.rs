@@ -25,7 +25,7 @@ use crate::store::{ForceWaiters, Reached};
 use quire_base::patience;
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Arc, SIMULATED};
-use quire_base::{Error, ErrorKind, Result, Seq};
+use quire_base::{Result, Seq};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// Called with the outcome of an asynchronous operation.
@@ -209,7 +209,7 @@ impl Engine {
     /// Queues an fsync; `done` is called by the syncer that completes it.
     pub(crate) fn fsync_async(self: &Arc<Engine>, inode: &InodeRef, how: &SyncOptions, done: Completion) {
         let fsync = Fsync::new(Target::File(inode.clone(), how.clone()), Done::Call(done));
-        match self.check_own(&fsync) {
+        match inode.check_volume(self) {
             Ok(()) => self.ask([fsync], patience::may_wait()),
             Err(error) => fsync.end(Err(error)),
         }
@@ -227,25 +227,18 @@ impl Engine {
         let promise = Promise::new(targets.len());
         let mut fsyncs = Vec::with_capacity(targets.len());
         for target in targets {
+            let checked = match &target {
+                Target::File(inode, _) => inode.check_volume(self),
+                Target::Volume => Ok(()),
+            };
             let fsync = Fsync::new(target, Done::Promise(promise.clone()));
-            match self.check_own(&fsync) {
+            match checked {
                 Ok(()) => fsyncs.push(fsync),
                 Err(error) => fsync.end(Err(error)),
             }
         }
         self.ask(fsyncs, false);
         Syncing::new(self.syncs.clone(), promise)
-    }
-
-    /// An error for a file of another volume: this one would journal the other's inode as its own.
-    fn check_own(&self, fsync: &Fsync) -> Result<()> {
-        match &fsync.stage {
-            Stage::Asked(Target::File(inode, _)) if !std::ptr::eq(&***inode.engine, self) => Err(Error::new(
-                ErrorKind::CrossDevice,
-                format!("inode {} is on another volume than the one that is to sync it", inode.number()),
-            )),
-            _ => Ok(()),
-        }
     }
 
     fn ask(self: &Arc<Engine>, fsyncs: impl IntoIterator<Item = Fsync>, may_wait: bool) {

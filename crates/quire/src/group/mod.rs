@@ -133,13 +133,7 @@ impl InodeGroup {
     /// An error unless the inode is a regular file of the group's volume.
     pub(crate) fn check_file(&self, inode: &InodeRef) -> Result<()> {
         inode.check_regular()?;
-        if Arc::ptr_eq(&**inode.engine, &self.volume.engine) {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::CrossDevice,
-            format!("inode {} is on another volume than the group", inode.number()),
-        ))
+        inode.check_volume(&self.volume.engine)
     }
 
     fn file(&mut self, inode: &InodeRef) -> &mut Collected {
