@@ -155,6 +155,8 @@ mod tests {
         let mut pieces = Pieces::default();
         (0..100).for_each(|number| pieces.insert(2 * number, &[1]));
         assert_eq!(pieces.memory(), 100 * (PIECE_OVERHEAD + 1));
+        // A key, the vector, and what malloc hands out at least.
+        assert!(pieces.memory() >= 100 * (size_of::<(u64, Vec<u8>)>() as u64 + 24));
         pieces.insert(0, &[1; 200]);
         assert_eq!(pieces.memory(), PIECE_OVERHEAD + 200);
     }

@@ -2,7 +2,7 @@
 
 use crate::common::{file, new_volume, options};
 use quire::inodes::IoFlags;
-use quire::{FormatOptions, Volume, VolumeOptions};
+use quire::{FormatOptions, OpenOptions, Volume, VolumeOptions};
 use quire_device::simulated::{CrashPolicy, Event, Hold};
 use quire_device::{IoClass, SimulatedBackend};
 use std::sync::Arc;
@@ -39,6 +39,21 @@ fn fdatasync_of_a_new_empty_file_makes_it_durable() {
     volume.inodes().fsync(&new, true).unwrap();
     let after = after_power_cut(&device);
     assert_eq!(after.inodes().lookup(&after.inodes().root(), b"new").unwrap().number(), new.number());
+}
+
+/// The flags of the target were dropped, and its copy was lost.
+#[test]
+fn a_copy_into_a_file_opened_with_data_sync_is_durable_when_it_returns() {
+    let (device, volume) = new_volume(16384);
+    volume.write("from", [7; 9000]).unwrap();
+    let from = volume.open_file("from").unwrap();
+    for (name, options) in
+        [("sync", OpenOptions::new().sync(true)), ("data", OpenOptions::new().data_sync(true))]
+    {
+        let to = options.write(true).create(true).open(&volume, name).unwrap();
+        assert_eq!(from.copy_range_to(0, &to, 0, 9000).unwrap(), 9000);
+        assert_eq!(after_power_cut(&device).read(name).unwrap(), [7; 9000]);
+    }
 }
 
 #[test]
