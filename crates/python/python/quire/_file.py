@@ -138,8 +138,8 @@ class File(io.RawIOBase):
         return self._native.pwrite(_bytes(data), offset)
 
     def append(self, data: Buffer) -> int:
-        """Writes at the end; gives the offset that the data got. An error may leave a part there of more than 1 MiB; `write`
-        in a file opened for appending gives the count instead.
+        """Writes at the end; gives the offset that the data got. An append of more than 1 MiB that fails may leave a part
+        there; `write` to a file opened for appending gives the count of that part instead.
         """
         self._check_writable()
         return self._native.append(_bytes(data))
