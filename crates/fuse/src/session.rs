@@ -16,6 +16,9 @@
 //! volume, no thread that receives requests does, and nothing that [`Session::run`] waits for waits for
 //! DESTROY: see [`crate::mount`].
 //!
+//! A process that serves a mount maps no file of that mount. A fault on such a mapping holds the lock of the
+//! process's address space while it waits for the server, and the server needs that lock now and then.
+//!
 //! Invariants: the volume is closed after the last request has been answered, or after requests are refused;
 //! a mount whose attaching fails half-way leaves no dead mount point behind.
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use quire_fuse::{CacheMode, TransportChoice, meters};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps};
 
-use crate::semantics::{Map, Mounted};
+use crate::semantics::{Map, Mounted, program_file, run_program};
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 4;
@@ -83,15 +83,15 @@ fn writer(path: &Path, how: How) -> impl FnMut(u64, u64) + use<> {
 }
 
 /// One thread writes each block, several read pages that the kernel keeps; some by a mapping.
-fn race(mounted: &Mounted, how: How, time: Duration) {
-    let reader = kept_file(mounted);
+fn race(path: &Path, how: How, time: Duration) {
+    let reader = File::open(path).unwrap();
     let returned: [AtomicU64; BLOCKS] = Default::default();
     let stop = AtomicBool::new(false);
     let deadline = Instant::now() + time;
     std::thread::scope(|scope| {
         for block in 0..2 {
             let (returned, stop) = (&returned, &stop);
-            let mut write = writer(&mounted.path("file"), how);
+            let mut write = writer(path, how);
             scope.spawn(move || {
                 for value in 1u64.. {
                     for block in [block, block + 2] {
@@ -134,10 +134,30 @@ fn seconds() -> Duration {
 
 #[test]
 fn kept_pages_never_show_what_was_there_before_a_write_that_returned() {
-    for how in [How::Plain, How::Direct, How::Asynchronous] {
+    for race in ["program_of_plain_writers", "program_of_direct_writers", "program_of_asynchronous_writers"] {
         let Some(mounted) = Mounted::new(CacheMode::Auto, TransportChoice::Device) else { return };
-        race(&mounted, how, seconds());
+        let reader = kept_file(&mounted);
+        run_program(&format!("kept::{race}"), &mounted.path("file"));
+        drop(reader);
     }
+}
+
+#[test]
+#[ignore = "a program that the test of kept pages starts"]
+fn program_of_plain_writers() {
+    race(&program_file(), How::Plain, seconds());
+}
+
+#[test]
+#[ignore = "a program that the test of kept pages starts"]
+fn program_of_direct_writers() {
+    race(&program_file(), How::Direct, seconds());
+}
+
+#[test]
+#[ignore = "a program that the test of kept pages starts"]
+fn program_of_asynchronous_writers() {
+    race(&program_file(), How::Asynchronous, seconds());
 }
 
 /// `cachestat` has this number on every architecture (Linux 6.5).

@@ -173,31 +173,42 @@ impl Drop for Map {
     }
 }
 
+/// Names the file that a program of [`run_program`] works on.
+const PROGRAM_FILE: &str = "QUIRE_TEST_FILE";
+
+/// Runs an ignored test of this binary as a program of its own, on a file of a mount.
+///
+/// So does whoever maps a file. A fault on a mapping waits for the server while it holds the address space's
+/// lock, and a server in the same process may want that lock (a thread that is started, memory that is
+/// mapped, a buffer that was given back and is filled again): both would wait for ever, and so did, now and
+/// then, tests that mapped files of a server beside them.
+pub(super) fn run_program(test: &str, file: &Path) {
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .env(PROGRAM_FILE, file)
+        .stdout(std::process::Stdio::null())
+        .status()
+        .unwrap();
+    assert!(status.success(), "{status}");
+}
+
+/// The file that this program was started with.
+pub(super) fn program_file() -> PathBuf {
+    PathBuf::from(std::env::var_os(PROGRAM_FILE).expect("a test starts this program"))
+}
+
 #[test]
 fn mappings_and_calls_see_each_other() {
-    // In a process of its own. A fault on a mapping waits for the server while it holds the address space's
-    // lock, and a server in the same process may want that lock (a thread that is started, memory that is
-    // mapped): both would wait for ever, and so did this test, now and then, when it mapped files of a server
-    // beside it.
     on_all(|mounted| {
-        let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "semantics::program_that_maps", "--ignored", "--nocapture"])
-            .env(MAPPED, mounted.path("mapped"))
-            .stdout(std::process::Stdio::null())
-            .status()
-            .unwrap();
-        assert!(status.success(), "{status}");
+        run_program("semantics::program_that_maps", &mounted.path("mapped"));
         assert_eq!(&fs::read(mounted.path("mapped")).unwrap()[40000..40003], b"far");
     });
 }
 
-/// Names the file of [`program_that_maps`].
-const MAPPED: &str = "QUIRE_TEST_MAPPED";
-
 #[test]
 #[ignore = "a program that mappings_and_calls_see_each_other starts"]
 fn program_that_maps() {
-    let path = PathBuf::from(std::env::var_os(MAPPED).expect("started by mappings_and_calls_see_each_other"));
+    let path = program_file();
     let file = create(&path);
     file.set_len(65536).unwrap();
     let shared = Map::new(&file, 65536, libc::MAP_SHARED);
