@@ -10,6 +10,7 @@
 //!  6 pool grow     start block, blocks
 //!  7 pool shrink   start block, blocks
 //!  8 data          start block, blocks, the blocks' content
+//!  9 reclaim       start block, blocks
 //! key      = kind u8, object, offset (8 bytes for hashed kinds, else a varint)
 //! extent   = blocks since the end of the one before in the file,
 //!            signed distance (zigzag) from its end on disk, len << 2 | born << 1 | unwritten, birth if born (not 0)
@@ -17,8 +18,8 @@
 //!
 //! Numbers are varints (see `cursor`) unless said otherwise. The encoding is canonical: what decodes, encodes
 //! to the same bytes. Applying [`Change::Extents`] *is* allocating and freeing data space
-//! ([`block_changes`]): free-space keys and extent keys are never put or deleted by themselves, and such a
-//! record is refused.
+//! ([`block_changes`]): free-space keys, dead-block keys and extent keys are never put or deleted by
+//! themselves, and such a record is refused.
 //!
 //! [`Change::Data`] says what blocks hold: replay writes it there, unless a later record gives the block
 //! other content, frees it, or makes it read as zeros ([`no_longer_written`]).

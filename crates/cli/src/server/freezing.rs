@@ -40,7 +40,7 @@ enum Phase {
     Thawed,
     Freezing,
     Frozen,
-    /// It thawed by itself after so long.
+    /// It thawed by itself after so long. Whoever wants to end the freeze hears of it, until the next one.
     Over(Duration),
     Failed(String),
 }
@@ -131,7 +131,6 @@ impl Freezing {
             }
             Phase::Over(limit) => {
                 let seconds = limit.as_secs();
-                state.phase = Phase::Thawed;
                 Err(Failure::new(
                     exit::FAILED,
                     format!(
