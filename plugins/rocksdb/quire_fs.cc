@@ -28,7 +28,8 @@ namespace {
 constexpr char kScheme[] = "quire://";
 constexpr size_t kBlock = 4096;
 
-// The failure of a call, with the library's text.
+// The failure of a call, with the library's text. Damage (EUCLEAN) is an I/O error: RocksDB's recovery takes Corruption of
+// a log for its torn end, drops what follows, and later removes the log.
 IOStatus Failed(int64_t result)
 {
     const char *text = quire_error_message();
@@ -40,8 +41,6 @@ IOStatus Failed(int64_t result)
         status.SetRetryable(true);
         return status;
     }
-    case EUCLEAN:
-        return IOStatus::Corruption(text);
     case EBUSY:
         return IOStatus::Busy(text);
     case EOPNOTSUPP:

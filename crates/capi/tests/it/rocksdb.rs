@@ -6,6 +6,7 @@ use crate::support::{here, installed, library, run_page, succeed};
 use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 /// Where the plugin was built, once for this program; `None` where RocksDB is not installed.
 fn plugin() -> Option<&'static Path> {
@@ -101,21 +102,35 @@ fn addresses_that_do_not_fit_are_refused_with_a_reason() {
     }
 }
 
+/// Builds a program of `tests/c` that uses the plugin, and gives what it says of a new volume.
+fn said_by(plugin: &Path, name: &str) -> String {
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = directory.path().join(name);
+    let mut compiler = Command::new("g++");
+    compiler.args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
+    compiler.arg(here().join("tests/c").join(name).with_extension("cc"));
+    compiler.arg("-I").arg(here().join("../../plugins/rocksdb"));
+    compiler.arg("-I").arg(library().join("include")).arg(plugin.join("libquire-rocksdb.so"));
+    compiler.arg("-L").arg(library().join("lib")).args(["-lquire", "-lrocksdb", "-lpthread", "-ldl"]);
+    succeed(&mut compiler);
+    let uri = format!("quire://{}?cache:16m&size:64m", directory.path().join("image").display());
+    succeed(with_library(&program).arg(uri))
+}
+
 /// The last user of a volume closes it after all have forgotten it. Where that took long, because of a slow
 /// device or much data, who opened it meanwhile was told that it was busy.
 #[test]
 fn a_volume_is_opened_again_while_its_last_user_closes_it() {
     let Some(plugin) = plugin() else { return };
-    let directory = tempfile::tempdir().expect("a directory");
-    let program = directory.path().join("reopen");
-    let mut compiler = Command::new("g++");
-    compiler.args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
-    compiler.arg(here().join("tests/c/reopen.cc")).arg("-I").arg(here().join("../../plugins/rocksdb"));
-    compiler.arg("-I").arg(library().join("include")).arg(plugin.join("libquire-rocksdb.so"));
-    compiler.arg("-L").arg(library().join("lib")).args(["-lquire", "-lrocksdb", "-lpthread", "-ldl"]);
-    succeed(&mut compiler);
-    let uri = format!("quire://{}?cache:16m&size:64m", directory.path().join("image").display());
-    assert_eq!(succeed(with_library(&program).arg(uri)), "both opened it\n");
+    assert_eq!(said_by(plugin, "reopen"), "both opened it\n");
+}
+
+/// A log behind damaged metadata was `Corruption` to RocksDB. Its recovery takes that for the torn end of the
+/// log: the database opened without the log's writes, and removed the log. What cannot be read is an I/O error.
+#[test]
+fn a_database_whose_log_cannot_be_read_does_not_open() {
+    let Some(plugin) = plugin() else { return };
+    assert_eq!(said_by(plugin, "damaged_log"), "an I/O error\nvalue\n");
 }
 
 #[test]
@@ -130,8 +145,46 @@ fn nothing_acknowledged_is_lost_when_writers_are_killed() {
     };
     let said = succeed(&mut check("image", &["5"]));
     assert!(said.starts_with("5 kills, ") && said.ends_with("none lost\n"), "{said}");
+    for none in ["0", "-1", "many", "1,000"] {
+        let output = check("none", &[none]).output().expect("killcheck runs");
+        assert_eq!(output.status.code(), Some(2), "{none} kills: {output:?}");
+    }
     // The instrument sees a loss.
     let output = check("unsynced", &["20", "1", "unsynced"]).output().expect("killcheck runs");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("was acknowledged"), "{}\n{said}", output.status);
+}
+
+/// A killed `killcheck` left its writer behind, which wrote for ever.
+#[test]
+fn a_writer_ends_with_the_check() {
+    let Some(plugin) = plugin() else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    let uri = format!("quire://{}?cache:32m&size:512m", directory.path().join("image").display());
+    let mut check =
+        with_library(plugin.join("killcheck")).args([&uri, "1000"]).spawn().expect("killcheck runs");
+    let children = format!("/proc/{0}/task/{0}/children", check.id());
+    let child = eventually("it has a child", || {
+        let children = std::fs::read_to_string(&children).expect("its children");
+        children.split_whitespace().next().map(str::to_owned)
+    });
+    check.kill().expect("a signal");
+    check.wait().expect("its end");
+    eventually("the child ends", || {
+        let stat = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+        (stat.is_empty() || stat.contains(") Z ")).then_some(())
+    });
+}
+
+/// What `found` gives within 10 s.
+#[track_caller]
+fn eventually<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        if let Some(value) = found() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "not within 10 s: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
