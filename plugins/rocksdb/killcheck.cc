@@ -1,6 +1,6 @@
 // Kills a program that writes to a database on Quire, again and again, and looks for what is lost.
 //
-//   killcheck URI [KILLS [SEED [unsynced]]]        quire://IMAGE?..., 10 kills
+//   killcheck URI [KILLS [SEED [unsynced]]]        quire://IMAGE?..., 10 kills, 1 at least
 //
 // With `unsynced` the writes are not synchronous, and the check must find that some are lost: that shows that it can.
 //
@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cinttypes>
+#include <climits>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -23,6 +24,7 @@
 #include <memory>
 #include <random>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -178,11 +180,17 @@ struct Database {
     _exit(0);
 }
 
+// A child ends with this process, whatever ends it.
 pid_t Fork()
 {
-    const pid_t child = fork();
+    const pid_t parent = getpid(), child = fork();
     if (child < 0)
         Fail(std::string("fork: ") + std::strerror(errno));
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+            _exit(1);
+    }
     return child;
 }
 
@@ -190,12 +198,14 @@ pid_t Fork()
 
 int main(int argc, char **argv)
 {
-    if (argc < 2 || argc > 5 || (argc == 5 && std::strcmp(argv[4], "unsynced") != 0)) {
+    char *end = nullptr;
+    const long count = argc > 2 ? std::strtol(argv[2], &end, 10) : 10;
+    if (argc < 2 || argc > 5 || count <= 0 || count > UINT_MAX || (end && *end) || (argc == 5 && std::strcmp(argv[4], "unsynced") != 0)) {
         std::fprintf(stderr, "usage: %s quire://IMAGE [KILLS [SEED [unsynced]]]\n", argv[0]);
         return 2;
     }
     const std::string uri = argv[1];
-    const unsigned kills = argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 10;
+    const unsigned kills = static_cast<unsigned>(count);
     const uint64_t seed = argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1;
     void *memory = mmap(nullptr, sizeof(Known), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
@@ -236,7 +246,7 @@ int main(int argc, char **argv)
         if (waitpid(reader, &status, 0) != reader || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
             Fail("round " + std::to_string(round) + " of seed " + std::to_string(seed) + " failed");
     }
-    if (kills > 0 && written == 0)
+    if (written == 0)
         Fail("nothing was acknowledged: nothing was tested");
     std::printf("%u kills, %" PRIu64 " writes acknowledged, %" PRIu64 " cut off, none lost\n", kills, written, unanswered);
     return 0;
