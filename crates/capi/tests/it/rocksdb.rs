@@ -126,7 +126,8 @@ fn a_volume_is_opened_again_while_its_last_user_closes_it() {
 }
 
 /// A log behind damaged metadata was `Corruption` to RocksDB. Its recovery takes that for the torn end of the
-/// log: the database opened without the log's writes, and removed the log. What cannot be read is an I/O error.
+/// log: the database opened without the log's writes, and removed the log. What cannot be read is an I/O
+/// error.
 #[test]
 fn a_database_whose_log_cannot_be_read_does_not_open() {
     let Some(plugin) = plugin() else { return };
