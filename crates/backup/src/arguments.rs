@@ -44,8 +44,8 @@ pub enum Command {
     Verify(Verify),
     /// Delete old backups
     ///
-    /// A kept backup keeps those that it goes on from. Parts that unfinished backups have left are deleted
-    /// after a day.
+    /// A kept backup keeps those that it goes on from. If one of them cannot be restored, nothing is deleted.
+    /// Parts that unfinished backups have left are deleted after a day.
     Prune(Prune),
 }
 
@@ -106,7 +106,7 @@ pub struct Prune {
     /// Keep the newest N backups of each volume
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub keep_last: usize,
-    /// Keep what was made within this time, too: 12h, 30d, 8w
+    /// Keep those whose snapshot was taken within this time, too: 12h, 30d, 8w
     #[arg(long, value_name = "DURATION", value_parser = parse_span)]
     pub keep_within: Option<TimeDelta>,
     /// Only say what would be deleted

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::arguments::Create;
 use crate::failure::{FAILED, Failure, MISSING, Outcome};
-use crate::manifest::{Manifest, PARTS_MAX, Part, Snapshot, chain, check_name, snapshot_name};
+use crate::manifest::{Manifest, PARTS_MAX, Part, Snapshot, by_name, chain, check_name, snapshot_name};
 use crate::output::say;
 use crate::program::{Quire, Volume, finish};
 use crate::store::{Store, StoredPart};
@@ -40,7 +40,11 @@ pub async fn run(arguments: &Create) -> Outcome {
         return Err(taken(&store, &name));
     }
 
-    let (snapshot, snapshots) = snapshot(&quire, arguments, &name).await?;
+    let (snapshot, snapshots, taken_now) = snapshot(&quire, arguments, &name).await?;
+    if !taken_now {
+        let taken = snapshot.taken().format("%Y-%m-%d %H:%M:%S");
+        eprintln!("quire backup: {name} goes on with the snapshot {} of {taken} UTC", snapshot.name);
+    }
     // The newest that the volume still has the snapshot of.
     let own = |backup: &&Manifest| {
         backup.volume == volume.uuid
@@ -49,17 +53,26 @@ pub async fn run(arguments: &Create) -> Outcome {
     };
     let older: Vec<&Manifest> = contents.backups.iter().filter(own).collect();
     // What goes on from a backup that cannot be restored cannot be restored either.
-    let whole = |backup: &&&Manifest| chain(&contents.backups, &backup.name).is_ok();
+    let backups = by_name(&contents.backups);
+    let whole = |backup: &&&Manifest| chain(&backups, &backup.name).is_ok();
     let parent = older.iter().filter(whole).max_by_key(|backup| backup.snapshot.created);
     let parent = parent.filter(|_| !arguments.full);
 
     let stored = store_backup(&quire, arguments, &store, &volume, (&name, snapshot), parent.copied()).await;
-    stored.map_err(|failure| Failure {
-        message: format!(
-            "{failure}\nThe snapshot and the parts that are stored stay; go on with --name {name}"
-        ),
-        ..failure
-    })?;
+    if let Err(failure) = stored {
+        // A run under another name would not go on with them.
+        let is_of_use = arguments.name.is_some()
+            || !taken_now
+            || store.parts(&name).await.map_or(true, |parts| !parts.is_empty());
+        let deleted = !is_of_use && quire.delete_snapshot(path, &snapshot_name(&name)).await.is_ok();
+        let message = match deleted {
+            true => format!("{failure}\nNothing was stored, and the snapshot was deleted again"),
+            false => format!(
+                "{failure}\nThe snapshot and the parts that are stored stay; go on with --name {name}"
+            ),
+        };
+        return Err(Failure { message, ..failure });
+    }
     for backup in older {
         if let Err(failure) = quire.delete_snapshot(path, &backup.snapshot.name).await {
             eprintln!("quire backup: warning: the older snapshot {} stays: {failure}", backup.snapshot.name);
@@ -126,17 +139,19 @@ fn taken(store: &Store, name: &str) -> Failure {
     Failure::new(FAILED, format!("{} already has a backup {name}: choose another name", store.url()))
 }
 
-/// The snapshot of this backup, taken now unless an earlier try has taken it, and all of the volume.
-async fn snapshot(quire: &Quire, arguments: &Create, name: &str) -> Outcome<(Snapshot, Vec<Snapshot>)> {
+/// The snapshot of this backup, taken now unless an earlier try has taken it; all of the volume; and whether
+/// it was taken now.
+async fn snapshot(quire: &Quire, arguments: &Create, name: &str) -> Outcome<(Snapshot, Vec<Snapshot>, bool)> {
     let wanted = snapshot_name(name);
     let mut snapshots = quire.snapshots(&arguments.volume).await?;
-    if !snapshots.iter().any(|snapshot| snapshot.name == wanted) {
+    let taken_now = !snapshots.iter().any(|snapshot| snapshot.name == wanted);
+    if taken_now {
         quire.take_snapshot(&arguments.volume, &wanted).await?;
         snapshots = quire.snapshots(&arguments.volume).await?;
     }
     let own = snapshots.iter().find(|snapshot| snapshot.name == wanted).cloned();
     let own = own.ok_or_else(|| Failure::new(MISSING, format!("the snapshot {wanted} has disappeared")))?;
-    Ok((own, snapshots))
+    Ok((own, snapshots, taken_now))
 }
 
 /// All that the manifest promises is there: another program may have pruned meanwhile.

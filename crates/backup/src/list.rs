@@ -8,7 +8,7 @@ use crate::output::say;
 use crate::store::Store;
 use quire_base::size;
 
-/// Shows the finished backups, the oldest first.
+/// Shows the finished backups with the times of their snapshots, the oldest first.
 pub async fn run(arguments: &List) -> Outcome {
     let store = Store::open(&arguments.url, false)?;
     let contents = store.contents().await?;
@@ -19,6 +19,7 @@ pub async fn run(arguments: &List) -> Outcome {
                 "volume": backup.volume,
                 "parent": backup.parent,
                 "created": backup.created,
+                "snapshot_created": backup.snapshot.taken(),
                 "bytes": backup.bytes,
                 "parts": backup.parts.len(),
             })
@@ -27,9 +28,9 @@ pub async fn run(arguments: &List) -> Outcome {
         say!("{:#}", json!({ "backups": backups }));
     } else {
         for backup in &contents.backups {
-            let created = backup.created.format("%Y-%m-%d %H:%M:%S");
+            let taken = backup.snapshot.taken().format("%Y-%m-%d %H:%M:%S");
             let since = backup.parent.as_ref().map_or("full".into(), |parent| format!("since {parent}"));
-            say!("{created}  {:>9}  {}  {since}", size::show(backup.bytes), backup.name);
+            say!("{taken}  {:>9}  {}  {since}", size::show(backup.bytes), backup.name);
         }
     }
     if contents.damaged.is_empty() {

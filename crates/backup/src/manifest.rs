@@ -3,6 +3,8 @@
 //! A manifest is JSON. It is written after all parts, so a backup without one is unfinished. Its bytes come
 //! from outside: [`Manifest::parse`] checks all that the program relies on.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -50,6 +52,13 @@ pub struct Snapshot {
     pub name: String,
     /// When it was taken, in nanoseconds since 1970. Another snapshot of the same name has another time.
     pub created: i64,
+}
+
+impl Snapshot {
+    /// When it was taken.
+    pub fn taken(&self) -> DateTime<Utc> {
+        DateTime::from_timestamp_nanos(self.created)
+    }
 }
 
 /// A piece of a stream.
@@ -175,12 +184,20 @@ impl Manifest {
     }
 }
 
+/// Backups by their names.
+pub type ByName<'m> = HashMap<&'m str, &'m Manifest>;
+
+/// The same backups by their names.
+pub fn by_name(backups: &[Manifest]) -> ByName<'_> {
+    backups.iter().map(|backup| (backup.name.as_str(), backup)).collect()
+}
+
 /// The backups to restore for `name`, the full one first.
-pub fn chain<'m>(backups: &'m [Manifest], name: &str) -> Result<Vec<&'m Manifest>, String> {
+pub fn chain<'m>(backups: &ByName<'m>, name: &str) -> Result<Vec<&'m Manifest>, String> {
     let mut chain: Vec<&Manifest> = Vec::new();
     let mut next = Some(name);
     while let Some(name) = next {
-        let Some(found) = backups.iter().find(|backup| backup.name == name) else {
+        let Some(&found) = backups.get(name) else {
             return Err(match chain.last() {
                 Some(child) => format!("{name} is missing, from which {} goes on", child.name),
                 None => format!("there is no backup {name}"),
@@ -266,6 +283,9 @@ mod tests {
     #[test]
     fn chains() {
         let backups = [manifest("c", Some("b")), manifest("a", None), manifest("b", Some("a"))];
+        let chain = |backups: &[Manifest], name| -> Result<Vec<Manifest>, String> {
+            Ok(super::chain(&by_name(backups), name)?.into_iter().cloned().collect())
+        };
         let names: Vec<_> = chain(&backups, "c").unwrap().iter().map(|it| it.name.clone()).collect();
         assert_eq!(names, ["a", "b", "c"]);
         assert!(chain(&backups, "d").unwrap_err().contains("there is no backup d"));

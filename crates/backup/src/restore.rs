@@ -7,7 +7,7 @@ use tokio::io::AsyncWriteExt;
 
 use crate::arguments::Restore;
 use crate::failure::{DAMAGED, FAILED, Failure, MISSING, Outcome};
-use crate::manifest::{Manifest, chain};
+use crate::manifest::{Manifest, by_name, chain};
 use crate::output::say;
 use crate::program::{Quire, finish};
 use crate::store::Store;
@@ -21,7 +21,7 @@ pub async fn run(arguments: &Restore) -> Outcome {
     let quire = Quire::find();
     let store = Store::open(&arguments.url, false)?;
     let contents = store.contents().await?;
-    let backups = chain(&contents.backups, &arguments.name).map_err(|why| {
+    let backups = chain(&by_name(&contents.backups), &arguments.name).map_err(|why| {
         let damaged = contents.damaged.iter().map(|(name, why)| format!("; the manifest of {name}: {why}"));
         Failure::new(MISSING, format!("{}: {why}{}", store.url(), damaged.collect::<String>()))
     })?;

@@ -16,8 +16,8 @@ pub struct Entry<'n> {
     pub parent: Option<&'n str>,
     /// The volume that it is a backup of.
     pub volume: Uuid,
-    /// When it was made.
-    pub created: DateTime<Utc>,
+    /// When its snapshot was taken. The backup may have been finished long after that.
+    pub taken: DateTime<Utc>,
 }
 
 impl<'m> From<&'m Manifest> for Entry<'m> {
@@ -26,13 +26,13 @@ impl<'m> From<&'m Manifest> for Entry<'m> {
             name: &manifest.name,
             parent: manifest.parent.as_deref(),
             volume: manifest.volume,
-            created: manifest.created,
+            taken: manifest.snapshot.taken(),
         }
     }
 }
 
-/// The names to keep: of each volume the newest `last` backups and those made since `since`, and all that a
-/// kept backup goes on from.
+/// The names to keep: of each volume the newest `last` backups and those whose snapshot was taken since
+/// `since`, and all that a kept backup goes on from.
 pub fn kept<'n>(backups: &[Entry<'n>], last: usize, since: Option<DateTime<Utc>>) -> BTreeSet<&'n str> {
     let mut volumes: BTreeMap<Uuid, Vec<&Entry<'n>>> = BTreeMap::new();
     for backup in backups {
@@ -40,9 +40,9 @@ pub fn kept<'n>(backups: &[Entry<'n>], last: usize, since: Option<DateTime<Utc>>
     }
     let mut kept = BTreeSet::new();
     for of_volume in volumes.values_mut() {
-        of_volume.sort_by_key(|backup| std::cmp::Reverse((backup.created, backup.name)));
+        of_volume.sort_by_key(|backup| std::cmp::Reverse((backup.taken, backup.name)));
         for (n, backup) in of_volume.iter().enumerate() {
-            if n < last || since.is_some_and(|since| backup.created >= since) {
+            if n < last || since.is_some_and(|since| backup.taken >= since) {
                 kept.insert(backup.name);
             }
         }
@@ -106,13 +106,13 @@ mod tests {
                 let before: Vec<&str> =
                     backups.iter().filter(|it| it.volume == volume).map(|it| it.name).collect();
                 let parent = before.len().checked_sub(*ago).filter(|_| !full).map(|at| before[at]);
-                backups.push(Entry { name: &names[n], parent, volume, created: time(n as i64) });
+                backups.push(Entry { name: &names[n], parent, volume, taken: time(n as i64) });
             }
             let since = since.map(time);
             let kept = kept(&backups, last, since);
             let wanted = |backup: &Entry<'_>| {
-                let newer = backups.iter().filter(|it| it.volume == backup.volume && it.created > backup.created);
-                newer.count() < last || since.is_some_and(|since| backup.created >= since)
+                let newer = backups.iter().filter(|it| it.volume == backup.volume && it.taken > backup.taken);
+                newer.count() < last || since.is_some_and(|since| backup.taken >= since)
             };
             for backup in &backups {
                 if wanted(backup) {

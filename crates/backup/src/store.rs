@@ -6,7 +6,8 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::path::Path as FilePath;
+use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
@@ -27,12 +28,14 @@ const MANIFEST: &str = "manifest.json";
 pub struct Store {
     objects: Arc<dyn ObjectStore>,
     url: String,
+    /// Where the objects are files.
+    directory: Option<PathBuf>,
 }
 
 /// What a store holds.
 #[derive(Debug, Default)]
 pub struct Contents {
-    /// Finished backups, the oldest first.
+    /// Finished backups, the one with the oldest snapshot first.
     pub backups: Vec<Manifest>,
     /// Names of backups with unusable manifests, and why they are unusable.
     pub damaged: Vec<(String, String)>,
@@ -51,7 +54,7 @@ impl Store {
     /// Opens the store at a path, a `file://` URL or an `s3://` URL. `make` makes a missing directory.
     pub fn open(url: &str, make: bool) -> Outcome<Store> {
         let wrong = |why: String| Failure::new(MISSING, format!("{url}: {why}"));
-        let objects: Arc<dyn ObjectStore> = if let Some(rest) = url.strip_prefix("s3://") {
+        let (objects, directory): (Arc<dyn ObjectStore>, _) = if let Some(rest) = url.strip_prefix("s3://") {
             let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
             if bucket.is_empty() {
                 return Err(wrong("the name of the bucket is missing: s3://BUCKET/PREFIX".into()));
@@ -59,7 +62,7 @@ impl Store {
             let prefix =
                 Path::parse(prefix.trim_end_matches('/')).map_err(|error| wrong(error.to_string()))?;
             let bucket = AmazonS3Builder::from_env().with_bucket_name(bucket).build();
-            Arc::new(PrefixStore::new(bucket.map_err(|error| wrong(error.to_string()))?, prefix))
+            (Arc::new(PrefixStore::new(bucket.map_err(|error| wrong(error.to_string()))?, prefix)), None)
         } else {
             let directory = match url.strip_prefix("file://") {
                 Some(path) if path.starts_with('/') => path,
@@ -74,14 +77,14 @@ impl Store {
             if make {
                 std::fs::create_dir_all(directory).map_err(|error| Failure::system(directory, &error))?;
             }
-            if !FilePath::new(directory).is_dir() {
+            let path = PathBuf::from(directory);
+            if !path.is_dir() {
                 return Err(wrong("there is no such directory".into()));
             }
-            let local =
-                LocalFileSystem::new_with_prefix(directory).map_err(|error| wrong(error.to_string()))?;
-            Arc::new(local.with_fsync(true))
+            let local = LocalFileSystem::new_with_prefix(&path).map_err(|error| wrong(error.to_string()))?;
+            (Arc::new(local.with_fsync(true).with_automatic_cleanup(true)), Some(path))
         };
-        Ok(Store { objects, url: url.into() })
+        Ok(Store { objects, url: url.into(), directory })
     }
 
     /// The store as the user calls it.
@@ -121,7 +124,7 @@ impl Store {
                 Some(Err(why)) => contents.damaged.push((name, why)),
             }
         }
-        contents.backups.sort_by(|a, b| (a.created, &a.name).cmp(&(b.created, &b.name)));
+        contents.backups.sort_by(|a, b| (a.snapshot.created, &a.name).cmp(&(b.snapshot.created, &b.name)));
         Ok(contents)
     }
 
@@ -203,10 +206,56 @@ impl Store {
         self.delete(&Path::from_iter([name, object])).await
     }
 
+    /// In a directory, removes the files that uploads below a name have left which were killed before a time,
+    /// and the name's own directory if nothing is in it. Says how many files these are.
+    pub fn remove_staged(&self, name: &str, before: DateTime<Utc>, dry_run: bool) -> Outcome<usize> {
+        let Some(directory) = self.directory.as_ref().map(|directory| directory.join(name)) else {
+            return Ok(0);
+        };
+        let failure = |error: std::io::Error| Failure::system(directory.display(), &error);
+        let entries = match std::fs::read_dir(&directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
+            entries => entries.map_err(failure)?,
+        };
+        let mut removed = 0;
+        for entry in entries {
+            let entry = entry.map_err(failure)?;
+            if !entry.file_name().to_str().is_some_and(is_staged) {
+                continue;
+            }
+            // Whoever has finished an upload meanwhile has renamed the file.
+            let Ok(modified) = entry.metadata().and_then(|metadata| metadata.modified()) else { continue };
+            if DateTime::<Utc>::from(modified) >= before {
+                continue;
+            }
+            if !dry_run
+                && let Err(error) = std::fs::remove_file(entry.path())
+                && error.kind() != ErrorKind::NotFound
+            {
+                return Err(failure(error));
+            }
+            removed += 1;
+        }
+        if !dry_run {
+            // It fails while anything is there; an upload makes the directory again.
+            let _ = std::fs::remove_dir(&directory);
+        }
+        Ok(removed)
+    }
+
     async fn delete(&self, at: &Path) -> Outcome {
         match self.objects.delete(at).await {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(self.failure("deleting", at, &error)),
         }
     }
+}
+
+/// Whether a file of a directory store is an upload that has not ended: `OBJECT#NUMBER`.
+fn is_staged(file: &str) -> bool {
+    file.rsplit_once('#').is_some_and(|(object, number)| {
+        (is_part(object) || object == MANIFEST)
+            && !number.is_empty()
+            && number.bytes().all(|byte| byte.is_ascii_digit())
+    })
 }

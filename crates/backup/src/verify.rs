@@ -4,7 +4,7 @@ use futures::StreamExt;
 
 use crate::arguments::Verify;
 use crate::failure::{DAMAGED, Failure, MISSING, Outcome};
-use crate::manifest::{Manifest, chain};
+use crate::manifest::{Manifest, by_name, chain};
 use crate::output::say;
 use crate::store::Store;
 use quire_base::size;
@@ -16,10 +16,11 @@ const DOWNLOADS: usize = 2;
 pub async fn run(arguments: &Verify) -> Outcome {
     let store = Store::open(&arguments.url, false)?;
     let contents = store.contents().await?;
+    let backups = by_name(&contents.backups);
     let mut wrong = 0;
     let mut selected: Vec<&Manifest> = Vec::new();
     match &arguments.name {
-        Some(name) => match chain(&contents.backups, name) {
+        Some(name) => match chain(&backups, name) {
             Ok(chain) => selected = chain,
             Err(why) if contents.damaged.is_empty() => {
                 return Err(Failure::new(MISSING, format!("{}: {why}", store.url())));
@@ -38,7 +39,7 @@ pub async fn run(arguments: &Verify) -> Outcome {
         }
     }
     for backup in selected {
-        let mut problems: Vec<String> = chain(&contents.backups, &backup.name).err().into_iter().collect();
+        let mut problems: Vec<String> = chain(&backups, &backup.name).err().into_iter().collect();
         problems.extend(damaged_parts(&store, backup).await?);
         if problems.is_empty() {
             say!("{}: good, {} in {} parts", backup.name, size::show(backup.bytes), backup.parts.len());

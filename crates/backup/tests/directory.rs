@@ -143,7 +143,7 @@ fn a_chain_is_made_restored_and_pruned() {
     let listed = world.done(&["list"]);
     assert!(listed.contains("  four  full") && listed.contains("  five  since four"), "{listed}");
     assert_eq!(listed.lines().count(), 2, "{listed}");
-    assert!(world.parts("one").is_empty() && world.parts("three").is_empty());
+    assert!(!world.store.join("one").exists() && !world.store.join("three").exists());
     let other = world.path("other.img");
     world.done(&["restore", "five", &other]);
     assert_eq!(tail(&world.volume, "backup-five"), tail(Path::new(&other), "backup-five"));
@@ -231,4 +231,104 @@ fn interruptions_are_gone_on_from() {
     assert!(!tried.status.success(), "{}", text(&tried));
     world.done(&["restore", "one", &target]);
     assert_eq!(tail(&world.volume, "backup-one"), tail(Path::new(&target), "backup-one"));
+}
+
+/// A backup whose chain is broken, and which can never be restored, counted as one that is kept. Pruning to
+/// the newest one deleted all that could still be restored.
+#[test]
+fn a_prune_that_would_keep_only_what_is_broken_deletes_nothing() {
+    let world = World::new();
+    for (name, full) in [("a", true), ("b", false), ("d", true), ("e", false)] {
+        world.write("note", 5000, u32::from(name.as_bytes()[0]));
+        world.done(&[&["create", "--name", name][..], if full { &["--full"] } else { &[] }].concat());
+    }
+    std::fs::remove_file(world.store.join("d/manifest.json")).unwrap();
+    let refused = world.fails(&["prune", "--keep-last=1"], 35);
+    assert!(refused.contains("nothing was deleted") && refused.contains("e: d is missing"), "{refused}");
+    world.done(&["restore", "b", &world.path("target.img")]);
+    std::fs::remove_dir_all(world.store.join("e")).unwrap();
+    world.done(&["prune", "--keep-last=1"]);
+    world.done(&["verify", "b"]);
+}
+
+/// The newest backup was the one that was finished last. One that had waited for its second try for days took
+/// the place of newer states, and a prune deleted those.
+#[test]
+fn the_newest_backup_is_that_of_the_newest_snapshot() {
+    let world = World::new();
+    world.write("large", 300_000, 1);
+    let broken = world.dir.path().join("broken");
+    let script = format!(
+        "#!/bin/sh\ncase $1 in send) '{0}' \"$@\" | head -c 200000; exit 1;; esac\nexec '{0}' \"$@\"\n",
+        quire().display()
+    );
+    std::fs::write(&broken, script).unwrap();
+    std::fs::set_permissions(&broken, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let tried = world.backup(&["create", "--name=monday"]).env("QUIRE", &broken).output().unwrap();
+    assert!(!tried.status.success(), "{}", text(&tried));
+    let told = world.done(&["create", "--name=tuesday"]);
+    assert!(!told.contains("goes on with the snapshot"), "{told}");
+    // It says that the state is not today's.
+    let told = world.done(&["create", "--name=monday"]);
+    assert!(told.contains("monday goes on with the snapshot backup-monday of 20"), "{told}");
+    let listed = world.done(&["list"]);
+    assert!(listed.find("  monday  full") < listed.find("  tuesday  full"), "{listed}");
+    assert!(world.done(&["list", "--json"]).contains("snapshot_created"));
+    world.done(&["prune", "--keep-last=1"]);
+    let listed = world.done(&["list"]);
+    assert!(listed.contains("tuesday") && listed.lines().count() == 1, "{listed}");
+}
+
+/// Each try without a name takes a snapshot of a new name. A timer whose store fails for a week left
+/// hundreds, which kept the space of all that was deleted meanwhile.
+#[test]
+fn tries_that_store_nothing_leave_no_snapshot() {
+    let world = World::new();
+    world.write("note", 5000, 1);
+    let broken = world.dir.path().join("broken");
+    let script = format!("#!/bin/sh\ncase $1 in send) exit 1;; esac\nexec '{}' \"$@\"\n", quire().display());
+    std::fs::write(&broken, script).unwrap();
+    std::fs::set_permissions(&broken, std::fs::Permissions::from_mode(0o755)).unwrap();
+    for _ in 0..3 {
+        let tried = world.backup(&["create"]).env("QUIRE", &broken).output().unwrap();
+        assert!(text(&tried).contains("the snapshot was deleted again"), "{}", text(&tried));
+        assert_eq!(tried.status.code(), Some(1));
+    }
+    assert_eq!(world.snapshots(&world.volume), Vec::<String>::new());
+    let tried = world.backup(&["create", "--name=one"]).env("QUIRE", &broken).output().unwrap();
+    assert!(text(&tried).contains("go on with --name one"), "{}", text(&tried));
+    assert_eq!(world.snapshots(&world.volume), ["backup-one"]);
+}
+
+/// What a killed upload leaves in a directory has a name that no listing of the store shows, so no prune
+/// found it. Nor did a prune remove the directories of the backups that it deleted.
+#[test]
+fn a_prune_leaves_no_files_and_no_directories() {
+    let world = World::new();
+    world.write("note", 5000, 1);
+    for name in ["one", "two"] {
+        world.done(&["create", "--full", "--name", name]);
+    }
+    let staged = |name: &str, hours: u64| {
+        let path = world.store.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_modified(std::time::SystemTime::now() - std::time::Duration::from_secs(hours * 3600))
+            .unwrap();
+        path
+    };
+    let old = [
+        staged("two/part-000000-0123456789abcdef#1", 25),
+        staged("three/part-000000-0123456789abcdef#1", 25),
+        staged("three/manifest.json#12", 25),
+    ];
+    let others = [staged("two/part-000001-0123456789abcdef#1", 23), staged("two/mine#1", 25)];
+    assert!(world.done(&["prune", "--keep-last=1", "--dry-run"]).contains("would delete 3 parts"));
+    assert!(old.iter().all(|path| path.exists()));
+    assert!(world.done(&["prune", "--keep-last=1"]).contains("deleted 3 parts"));
+    assert!(!old.iter().any(|path| path.exists()) && others.iter().all(|path| path.exists()));
+    let names: Vec<_> =
+        std::fs::read_dir(&world.store).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["two"]);
+    world.done(&["verify"]);
 }
