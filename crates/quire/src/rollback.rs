@@ -11,7 +11,8 @@ use quire_device::Backend;
 /// Rolls the volume in an image file or on a block device back to its newest snapshot. Nobody may have it
 /// open. What was done since the snapshot is lost; the snapshot stays.
 ///
-/// Errors: `NotFound`; `Invalid` if there are newer snapshots; `Busy`. Nothing has changed then.
+/// Errors: `NotFound`; `Invalid` if there are newer snapshots; `Busy`; `ReadOnly`, or what forbids to write
+/// the volume. Nothing has changed then.
 #[cfg(not(any(loom, shuttle)))]
 pub fn roll_back(path: impl AsRef<std::path::Path>, name: &str) -> Result<VolumeInfo> {
     roll_back_backend(quire_device::open_image(path.as_ref(), quire_device::OpenMode::ReadWrite)?, name)

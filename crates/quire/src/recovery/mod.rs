@@ -100,7 +100,7 @@ pub(crate) fn open_unfinished(
         tracing::info!(records, "journal replayed");
     }
     let parts = if read_only {
-        if options.reshape.is_some() {
+        if options.reshape.is_some() || options.roll_back.is_some() {
             let why = superblock.read_only_because();
             return Err(why.unwrap_or_else(|| {
                 Error::new(ErrorKind::ReadOnly, format!("{} is read-only", device.name()))

@@ -38,9 +38,14 @@ pub(crate) fn check(tree: &Tree, name: &str) -> Result<Snapshot> {
     let (number, snapshot) = table::find(tree, name)?;
     let all = table::table(tree)?;
     if let Some((_, newer)) = all.iter().find(|(other, _)| *other > number) {
+        let advice = match newer.deleting {
+            Some(_) => {
+                "this one is being deleted: mount the volume until `quire snapshot list` does not show it any more"
+            }
+            None => "delete those that are newer first",
+        };
         return Err(Error::invalid(format!(
-            "the snapshot {:?} is newer than {name:?}: a volume is rolled back to its newest snapshot; delete those \
-             that are newer first",
+            "the snapshot {:?} is newer than {name:?}: a volume is rolled back to its newest snapshot; {advice}",
             newer.name
         )));
     }

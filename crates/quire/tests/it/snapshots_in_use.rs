@@ -576,6 +576,27 @@ fn the_next_mount_goes_on_with_deletions() {
     volume.close().unwrap();
 }
 
+/// A rollback refused to pass a newer snapshot that was being deleted, and advised to delete it, which is
+/// refused as well.
+#[test]
+fn a_rollback_behind_a_deletion_says_what_to_wait_for() {
+    let device = made(64 * MIB);
+    let volume =
+        VolumeOptions::new().threads(false).cache_bytes(12 * MIB).open_backend(device.clone()).unwrap();
+    for name in ["a", "b"] {
+        volume.write("f", vec![1; 8 << 20]).unwrap();
+        volume.take_snapshot(name).unwrap();
+    }
+    volume.delete_snapshot_later("b").unwrap();
+    volume.close().unwrap();
+    let refused = quire::roll_back_backend(device.clone(), "a").unwrap_err();
+    assert!(refused.to_string().contains("is being deleted: mount"), "{refused}");
+    let volume = open(&device);
+    wait_until("the deletion does not end", || volume.snapshots().unwrap().len() == 1);
+    volume.close().unwrap();
+    quire::roll_back_backend(device, "a").unwrap();
+}
+
 /// Without this, the thread that takes a mount's requests would wait while a snapshot is taken.
 #[test]
 fn homes_are_asked_for_again_by_threads_that_may_wait() {

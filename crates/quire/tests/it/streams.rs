@@ -2,16 +2,17 @@
 //! leaves the target as it was. What crashes leave is in `crates/sim/tests/mistakes/streams.rs`.
 
 use crate::common::{BLOCK, copy_of};
-use quire::backend::{Backend, IoClass, MemoryBackend};
+use quire::backend::{Backend, BlockNo, Io, IoClass, MemoryBackend};
 use quire::inodes::Create;
 use quire::internals::inspect::Image;
 use quire::{
-    ErrorKind, FileType, FormatOptions, OpenOptions, ReceiveOptions, RenameFlags, Result, SendOptions,
-    Volume, VolumeOptions, roll_back_backend, take_snapshot_backend as take_snapshot,
+    AlignedBuf, ErrorKind, FileType, FormatOptions, OpenOptions, ReceiveOptions, RenameFlags, Result,
+    SendOptions, Volume, VolumeOptions, roll_back_backend, take_snapshot_backend as take_snapshot,
 };
 use quire_format::extent::Extent;
 use quire_format::key::{Key, KeyKind};
 use quire_format::stream::{HEADER_BYTES, StreamReader};
+use quire_format::superblock::{SLOT_BLOCKS, Superblock};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -323,6 +324,62 @@ fn a_broken_stream_leaves_the_target_as_it_was() {
         receive(&copy, &rest).unwrap();
         assert_same(&dump(&copy), &dumps[1], "resumed");
         assert_eq!(names(&copy), ["a", "b"]);
+    }
+}
+
+/// A rollback and the giving up of a receive opened a volume that must not be written, changed it in memory,
+/// and said that they had succeeded.
+#[test]
+fn what_must_not_be_written_is_not_rolled_back() {
+    let (source, _) = sample();
+    let target = made();
+    receive(&target, &send(&source, None, "a").unwrap()).unwrap();
+    let stream = send(&source, Some("a"), "b").unwrap();
+    receive(&target, &stream[..stream.len() - 1]).unwrap_err();
+    let refuses = |backend: Arc<dyn Backend>| {
+        assert_eq!(roll_back_backend(backend.clone(), "a").unwrap_err().kind(), ErrorKind::ReadOnly);
+        assert_eq!(ReceiveOptions::abort_backend(backend).unwrap_err().kind(), ErrorKind::ReadOnly);
+        assert!(ReceiveOptions::unfinished_backend(target.clone()).unwrap().is_some());
+    };
+    refuses(Arc::new(ReadOnly(target.clone())));
+    for slot in SLOT_BLOCKS {
+        let mut block = AlignedBuf::blocks(1);
+        target.read(IoClass::Metadata, slot, &mut block).unwrap();
+        let mut superblock = Superblock::decode(&block).unwrap();
+        superblock.feature_ro_compat = 1 << 3;
+        block.copy_from_slice(&superblock.encode());
+        target.write(IoClass::Metadata, slot, &block).unwrap();
+    }
+    refuses(target.clone());
+}
+
+/// A device that cannot be written.
+struct ReadOnly(Backing);
+
+impl Backend for ReadOnly {
+    fn blocks(&self) -> u64 {
+        self.0.blocks()
+    }
+    fn name(&self) -> String {
+        "read-only".into()
+    }
+    fn is_read_only(&self) -> bool {
+        true
+    }
+    fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
+        self.0.read(class, at, buf)
+    }
+    fn write(&self, _: IoClass, _: BlockNo, _: &[u8]) -> Result<()> {
+        panic!("a write to a device that cannot be written")
+    }
+    fn flush(&self) -> Result<()> {
+        self.0.flush()
+    }
+    fn discard(&self, _: BlockNo, _: u64) -> Result<()> {
+        panic!("a discard on a device that cannot be written")
+    }
+    fn submit(&self, class: IoClass, ios: Vec<Io>) {
+        self.0.submit(class, ios);
     }
 }
 
