@@ -441,7 +441,11 @@ pub struct Replicate {
     #[arg(long, default_value = "replica")]
     pub prefix: String,
     /// Program that runs a command on the host of TARGET
-    #[arg(long, value_name = "COMMAND", default_value = "ssh")]
+    #[arg(
+        long,
+        value_name = "COMMAND",
+        default_value = "ssh -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
+    )]
     pub rsh: String,
     /// The program quire on the host of TARGET
     #[arg(long, value_name = "PROGRAM", default_value = "quire")]

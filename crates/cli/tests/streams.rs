@@ -178,14 +178,15 @@ fn a_volume_is_replicated() {
     expect(&replicate(), 0, &["replica-00000001 is on other:copy.img"]);
     assert!(copied("large") == pattern(1, 8 << 20));
     let metrics = || std::fs::read_to_string(place.path().join("lag.prom")).unwrap();
-    assert!(metrics().contains("quire_replication_failing 0"), "{}", metrics());
+    let labels = format!("{{source=\"{mount}\",target=\"other:copy.img\"}}");
+    let says = |line: &str| metrics().contains(&line.replace(' ', &format!("{labels} ")));
+    assert!(says("quire_replication_failing 0"), "{}", metrics());
 
     std::fs::write(volume.path("large"), pattern(2, 8 << 20)).unwrap();
     std::fs::write(volume.path("note"), "second").unwrap();
     std::fs::write(place.path().join("cut"), "").unwrap();
     expect(&replicate(), 32, &["cut off"]);
-    let told = metrics();
-    assert!(told.contains("failing 1") && told.contains("breaks_total 1"), "{told}");
+    assert!(says("failing 1") && says("breaks_total 1"), "{}", metrics());
     // A source that is not there says nothing about its snapshots: what had been received was given up.
     volume.unmount();
     expect(&replicate(), 37, &["send at"]);
@@ -226,4 +227,46 @@ fn a_volume_is_replicated() {
     expect(&replicate(), 32, &["no snapshot replica-NUMBER in common"]);
     volume.unmount();
     volume.check();
+}
+
+/// A target that has the same numbers, and is the copy of another volume: the round deleted the source's
+/// snapshots before the receiver said so, and the right copy followed no more.
+#[test]
+fn a_wrong_target_costs_the_source_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| quire(place.path(), arguments, None, None);
+    for image in ["a.img", "b.img", "other.img", "copy.img"] {
+        expect(&run(&["mkfs", "--size=64M", image]), 0, &[]);
+    }
+    expect(&run(&["replicate", "--once", "other.img", "b.img"]), 0, &[]);
+    for _ in 0..2 {
+        expect(&run(&["replicate", "--once", "a.img", "copy.img"]), 0, &[]);
+    }
+    expect(&run(&["replicate", "--once", "a.img", "b.img"]), 32, &["no snapshot replica-NUMBER in common"]);
+    expect(&run(&["snapshot", "list", "a.img"]), 0, &["replica-00000001", "replica-00000002"]);
+    expect(&run(&["replicate", "--once", "a.img", "copy.img"]), 0, &["replica-00000003 is on copy.img"]);
+}
+
+/// A snapshot of the name that was to be sent, half deleted at the target: the target refused the name, that
+/// counted as success, and the numbers said that the copy was up to date.
+#[test]
+fn a_half_deleted_snapshot_of_the_target_is_no_copy() {
+    let place = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| quire(place.path(), arguments, None, None);
+    for image in ["a.img", "copy.img"] {
+        expect(&run(&["mkfs", "--size=64M", image]), 0, &[]);
+    }
+    let replicate = || run(&["replicate", "--once", "a.img", "copy.img"]);
+    for _ in 0..2 {
+        expect(&replicate(), 0, &[]);
+    }
+    let copy = quire::VolumeOptions::new().threads(false).open(place.path().join("copy.img")).unwrap();
+    copy.delete_snapshot_later("replica-00000002").unwrap();
+    copy.close().unwrap();
+    expect(&run(&["snapshot", "delete", "a.img", "replica-00000002"]), 0, &[]);
+    let done = replicate();
+    expect(&done, 0, &["replica-00000003 is on copy.img"]);
+    assert!(!text(&done).contains("all the same"), "{}", text(&done));
+    let list = run(&["snapshot", "list", "--json", "copy.img"]);
+    expect(&list, 0, &["replica-00000003"]);
 }

@@ -6,14 +6,14 @@
 //! So a copy needs no protocol: a receive is all or nothing, one that broke goes on by its token, and locks
 //! keep two replications of one target apart.
 //!
-//! State. There is none but the snapshots: `PREFIX-NUMBER`, numbers ascending. What both sides have by name
-//! is what the next stream begins at; the receiver refuses if it is not the same snapshot.
+//! State. There is none but the snapshots: `PREFIX-NUMBER`, numbers ascending. One that both sides have, of
+//! the same name and taken at the same time, is what the next stream begins at.
 //!
-//! Invariants: snapshots without the prefix are never touched. The newest snapshot that both sides have is
-//! never deleted. A snapshot is deleted on the source only when the target has a newer one, or when the
-//! target has refused it, says that it lacks it, and has begun nothing: so refusals leave no snapshots,
-//! however many they are. What the target has received of a stream is given up only when the source says that
-//! it lacks a snapshot which the rest needs.
+//! Invariants: snapshots without the prefix are never touched, and none while the sides have none in common.
+//! The newest snapshot that both sides have is never deleted. A snapshot is deleted on the source only when
+//! the target has a newer one, or when the target has refused it, says that it lacks it, and has begun
+//! nothing: so refusals leave no snapshots, however many they are. What the target has received of a stream
+//! is given up only when the source says that it lacks a snapshot which the rest needs.
 //!
 //! Neighbours: [`report`] says how far behind the copy is; docs/streams.md, "A standby".
 
@@ -33,11 +33,15 @@ use crate::logging;
 /// Rests between rounds that fail: the first, and the longest.
 const RESTS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
+/// The snapshot at which a receive began that was given up.
+const BASE_NAME: &str = ".before-receive";
+
 /// Runs until it is ended, or once.
 pub fn run(arguments: &Replicate) -> Outcome {
     logging::to_terminal();
     let replication = Replication::new(arguments)?;
-    let mut report = Report::new(arguments.metrics.clone());
+    let ends = [replication.source.name(), replication.target.name()];
+    let mut report = Report::new(arguments.metrics.clone(), ends);
     let mut rest = RESTS.0;
     loop {
         let began = Instant::now();
@@ -83,8 +87,10 @@ impl Replication {
         self.finish_broken_stream(report)?;
         let (there, here) = (self.target.snapshots()?, self.source.snapshots()?);
         let (mine_there, mine_here) = (self.mine(&there), self.mine(&here));
-        let common = mine_there.iter().rev().find(|(number, _)| mine_here.iter().any(|(n, _)| n == number));
-        if common.is_none() && !there.is_empty() {
+        let is_here = |copy: &Snapshot| mine_here.iter().any(|(_, one)| one.is(copy));
+        let common = mine_there.iter().rev().find(|(_, copy)| is_here(copy));
+        // A receive that was given up, and cut off in that, leaves one that the next receive deletes.
+        if common.is_none() && there.iter().any(|snapshot| snapshot.name != BASE_NAME) {
             return Err(Failure::new(
                 32,
                 format!(
@@ -101,16 +107,19 @@ impl Replication {
             let unsent = mine_here.iter().filter(|(number, _)| number > sent);
             unsent.for_each(|(_, unsent)| self.give_up(&unsent.name));
         }
-        let last = mine_there.iter().chain(&mine_here).map(|(number, _)| *number).max().unwrap_or(0);
+        // A name is taken until its snapshot is deleted altogether.
+        let last = there.iter().chain(&here).filter_map(|snapshot| self.number(snapshot)).max().unwrap_or(0);
         let name = self.name(last + 1);
         self.source.run(&["snapshot", "create", self.source.volume(), &name])?;
+        let taken = self.source.snapshots()?.into_iter().find(|snapshot| snapshot.name == name);
+        let taken = taken
+            .ok_or_else(|| Failure::new(37, format!("{name} has disappeared from {}", self.source.name())))?;
         let from = common.map(|(number, _)| self.name(*number));
         let began = Instant::now();
         let sent = ends::pipe(&self.source, &self.send(&name, from.as_deref()), &self.target, report);
-        let bytes = sent.or_else(|failure| self.settle(&name, failure))?;
+        let bytes = sent.or_else(|failure| self.settle(&taken, failure))?;
         tracing::info!("{name} is on {}: {bytes} bytes in {:.1?}", self.target.name(), began.elapsed());
-        let taken = self.source.snapshots()?.into_iter().find(|snapshot| snapshot.name == name);
-        report.succeeded(taken.map(|snapshot| snapshot.created));
+        report.succeeded(taken.created);
         // Each by itself: a snapshot that somebody reads stays for a while.
         let (source, target) = (self.prune(&self.source), self.prune(&self.target));
         source.and(target)
@@ -118,14 +127,14 @@ impl Replication {
 
     /// After a stream that failed. The target may have the snapshot all the same: a connection may break
     /// before it carries the receiver's success.
-    fn settle(&self, name: &str, failure: Failure) -> Outcome<u64> {
+    fn settle(&self, sent: &Snapshot, failure: Failure) -> Outcome<u64> {
         let Ok(there) = self.target.snapshots() else { return Err(failure) };
-        if there.iter().any(|snapshot| snapshot.name == name) {
-            tracing::warn!("{failure}; the target has {name} all the same");
+        if there.iter().any(|copy| copy.is(sent)) {
+            tracing::warn!("{failure}; the target has {} all the same", sent.name);
             return Ok(0);
         }
         if matches!(self.target.resume_token(), Ok(None)) {
-            self.give_up(name);
+            self.give_up(&sent.name);
         }
         Err(failure)
     }
@@ -173,13 +182,16 @@ impl Replication {
         format!("{}-{number:08}", self.prefix)
     }
 
-    /// This replication's snapshots with their numbers, the oldest first.
+    /// The number in the name of one of this replication's snapshots.
+    fn number(&self, snapshot: &Snapshot) -> Option<u64> {
+        let number = snapshot.name.strip_prefix(&self.prefix)?.strip_prefix('-')?.parse().ok()?;
+        (snapshot.name == self.name(number)).then_some(number)
+    }
+
+    /// This replication's snapshots with their numbers, the oldest first, without those being deleted.
     fn mine<'a>(&self, all: &'a [Snapshot]) -> Vec<(u64, &'a Snapshot)> {
-        let number = |snapshot: &Snapshot| {
-            let number = snapshot.name.strip_prefix(&self.prefix)?.strip_prefix('-')?.parse().ok()?;
-            (snapshot.name == self.name(number) && !snapshot.deleting).then_some(number)
-        };
-        let mut mine: Vec<_> = all.iter().filter_map(|one| number(one).map(|n| (n, one))).collect();
+        let alive = all.iter().filter(|snapshot| !snapshot.deleting);
+        let mut mine: Vec<_> = alive.filter_map(|one| Some((self.number(one)?, one))).collect();
         mine.sort_by_key(|(number, _)| *number);
         mine
     }

@@ -29,6 +29,13 @@ pub struct Snapshot {
     pub deleting: bool,
 }
 
+impl Snapshot {
+    /// Whether this is a copy of another one, or that one itself, and not half deleted.
+    pub fn is(&self, other: &Snapshot) -> bool {
+        !self.deleting && self.name == other.name && self.created == other.created
+    }
+}
+
 impl End {
     /// A volume on this machine.
     pub fn here(volume: &str) -> Outcome<End> {

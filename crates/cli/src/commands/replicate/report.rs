@@ -10,6 +10,8 @@ use crate::exit::Failure;
 /// What a replication has come to.
 pub struct Report {
     file: Option<PathBuf>,
+    /// Names of the source and the target, as labels.
+    labels: String,
     sent_bytes: u64,
     breaks: u64,
     /// When the newest state of the target was the source's, in nanoseconds since 1970.
@@ -17,9 +19,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// Nothing yet.
-    pub fn new(file: Option<PathBuf>) -> Report {
-        Report { file, sent_bytes: 0, breaks: 0, newest: None }
+    /// Nothing yet, between a source and a target of these names.
+    pub fn new(file: Option<PathBuf>, ends: [String; 2]) -> Report {
+        let escaped = |name: &str| name.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n");
+        let [source, target] = ends.each_ref().map(|name| escaped(name));
+        let labels = format!("{{source=\"{source}\",target=\"{target}\"}}");
+        Report { file, labels, sent_bytes: 0, breaks: 0, newest: None }
     }
 
     /// Bytes went from one end to the other.
@@ -33,14 +38,15 @@ impl Report {
     }
 
     /// The target has the snapshot that was taken at this time.
-    pub fn succeeded(&mut self, created: Option<i64>) {
-        self.newest = created.or(self.newest);
+    pub fn succeeded(&mut self, created: i64) {
+        self.newest = Some(created);
     }
 
     /// Writes the file anew; what reads it sees the old one or the new one.
     pub fn write(&self, failure: Option<&Failure>) {
         let Some(file) = &self.file else { return };
-        let new = file.with_extension("new");
+        let mut new = file.clone().into_os_string();
+        new.push(".new");
         let written = std::fs::write(&new, self.text(failure)).and_then(|()| std::fs::rename(&new, file));
         if let Err(error) = written {
             tracing::warn!("writing {}: {error}", file.display());
@@ -51,7 +57,8 @@ impl Report {
         let mut text = String::new();
         let mut number = |name: &str, kind: &str, help: &str, value: f64| {
             let name = format!("quire_replication_{name}");
-            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
+            let _ =
+                writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{} {value}", self.labels);
         };
         if let Some(newest) = self.newest {
             let help = "When the target's newest snapshot was taken, in seconds since 1970; now minus this is the lag.";
@@ -76,20 +83,23 @@ mod tests {
     fn numbers_are_in_the_file() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("copy.prom");
-        let mut report = Report::new(Some(file.clone()));
+        let ends = ["/srv/a".into(), r#"host:a"b.img"#.into()];
+        let mut report = Report::new(Some(file.clone()), ends);
         report.sent(7);
         report.broke();
         report.write(Some(&Failure::usage("no")));
         let text = std::fs::read_to_string(&file).unwrap();
-        for line in ["quire_replication_sent_bytes_total 7", "quire_replication_breaks_total 1", "failing 1"]
-        {
-            assert!(text.contains(line), "{line} is not in {text}");
+        let labels = r#"{source="/srv/a",target="host:a\"b.img"}"#;
+        let line = |name: &str, value: &str| format!("quire_replication_{name}{labels} {value}\n");
+        for line in [line("sent_bytes_total", "7"), line("breaks_total", "1"), line("failing", "1")] {
+            assert!(text.contains(&line), "{line} is not in {text}");
         }
         assert!(!text.contains("snapshot_timestamp"));
-        report.succeeded(Some(1_500_000_000));
+        report.succeeded(1_500_000_000);
         report.write(None);
         let text = std::fs::read_to_string(&file).unwrap();
-        assert!(text.contains("snapshot_timestamp_seconds 1.5\n") && text.contains("failing 0\n"), "{text}");
+        assert!(text.contains(&line("snapshot_timestamp_seconds", "1.5")), "{text}");
+        assert!(text.contains(&line("failing", "0")), "{text}");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 }
