@@ -29,7 +29,7 @@ pub async fn run(arguments: &Create) -> Outcome {
     let path = &arguments.volume;
     let volume = quire.volume(path).await?;
     check_volume(arguments, &volume)?;
-    let store = Store::open(&arguments.url, true)?;
+    let store = Store::open(&arguments.url, Some(arguments.part_size))?;
     let contents = store.contents().await?;
     for (name, why) in &contents.damaged {
         eprintln!("quire backup: warning: the manifest of {name} cannot be used: {why}");

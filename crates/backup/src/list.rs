@@ -10,7 +10,7 @@ use quire_base::size;
 
 /// Shows the finished backups with the times of their snapshots, the oldest first.
 pub async fn run(arguments: &List) -> Outcome {
-    let store = Store::open(&arguments.url, false)?;
+    let store = Store::open(&arguments.url, None)?;
     let contents = store.contents().await?;
     if arguments.json {
         let backup = |backup: &crate::manifest::Manifest| {

@@ -19,7 +19,7 @@ const UNFINISHED_KEPT: TimeDelta = TimeDelta::days(1);
 /// Manifests go before parts, and a backup goes before the one that it goes on from. An interrupted prune
 /// leaves whole chains, and parts that the next prune finds.
 pub async fn run(arguments: &Prune) -> Outcome {
-    let store = Store::open(&arguments.url, false)?;
+    let store = Store::open(&arguments.url, None)?;
     let contents = store.contents().await?;
     if let Some((name, why)) = contents.damaged.first() {
         return Err(Failure::new(

@@ -19,7 +19,7 @@ const DOWNLOADS: usize = 2;
 /// Makes a volume what a backup says.
 pub async fn run(arguments: &Restore) -> Outcome {
     let quire = Quire::find();
-    let store = Store::open(&arguments.url, false)?;
+    let store = Store::open(&arguments.url, None)?;
     let contents = store.contents().await?;
     let backups = chain(&by_name(&contents.backups), &arguments.name).map_err(|why| {
         let damaged = contents.damaged.iter().map(|(name, why)| format!("; the manifest of {name}: {why}"));

@@ -12,16 +12,20 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use futures::TryStreamExt;
-use object_store::aws::AmazonS3Builder;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
-use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use object_store::{ClientConfigKey, Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 
 use crate::failure::{FAILED, Failure, MISSING, Outcome};
-use crate::manifest::{MANIFEST_BYTES_MAX, Manifest, Part, check_name, is_part};
+use crate::manifest::{MANIFEST_BYTES_MAX, Manifest, PART_BYTES_MAX, Part, check_name, is_part};
 
 const MANIFEST: &str = "manifest.json";
+/// Seconds in which a server answers.
+const ANSWER_SECONDS: u64 = 60;
+/// An upload or download that is slower is given up.
+const BYTES_PER_SECOND_MIN: u64 = 16 << 10;
 
 /// Where backups are.
 #[derive(Clone, Debug)]
@@ -51,8 +55,9 @@ pub struct StoredPart {
 }
 
 impl Store {
-    /// Opens the store at a path, a `file://` URL or an `s3://` URL. `make` makes a missing directory.
-    pub fn open(url: &str, make: bool) -> Outcome<Store> {
+    /// Opens the store at a path, a `file://` URL or an `s3://` URL. Whoever writes gives the size of the parts;
+    /// a missing directory is made then.
+    pub fn open(url: &str, part_bytes: Option<u64>) -> Outcome<Store> {
         let wrong = |why: String| Failure::new(MISSING, format!("{url}: {why}"));
         let (objects, directory): (Arc<dyn ObjectStore>, _) = if let Some(rest) = url.strip_prefix("s3://") {
             let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
@@ -61,7 +66,10 @@ impl Store {
             }
             let prefix =
                 Path::parse(prefix.trim_end_matches('/')).map_err(|error| wrong(error.to_string()))?;
-            let bucket = AmazonS3Builder::from_env().with_bucket_name(bucket).build();
+            let is_set = |variable: &str| std::env::var_os(variable).is_some();
+            let bucket = with_timeouts(AmazonS3Builder::from_env(), part_bytes, is_set)
+                .with_bucket_name(bucket)
+                .build();
             (Arc::new(PrefixStore::new(bucket.map_err(|error| wrong(error.to_string()))?, prefix)), None)
         } else {
             let directory = match url.strip_prefix("file://") {
@@ -74,7 +82,7 @@ impl Store {
                 }
                 None => url,
             };
-            if make {
+            if part_bytes.is_some() {
                 std::fs::create_dir_all(directory).map_err(|error| Failure::system(directory, &error))?;
             }
             let path = PathBuf::from(directory);
@@ -258,4 +266,45 @@ fn is_staged(file: &str) -> bool {
             && !number.is_empty()
             && number.bytes().all(|byte| byte.is_ascii_digit())
     })
+}
+
+/// Gives a request the time that a part takes over a slow line, unless a variable says otherwise.
+///
+/// The client's read timeout counts from the beginning of a request, so it would limit uploads as well.
+fn with_timeouts(
+    builder: AmazonS3Builder,
+    part_bytes: Option<u64>,
+    is_set: impl Fn(&str) -> bool,
+) -> AmazonS3Builder {
+    let whole = ANSWER_SECONDS + part_bytes.unwrap_or(PART_BYTES_MAX) / BYTES_PER_SECOND_MIN;
+    let with = |builder: AmazonS3Builder, variable, key, seconds: u64| match is_set(variable) {
+        true => builder,
+        false => builder.with_config(AmazonS3ConfigKey::Client(key), format!("{seconds}s")),
+    };
+    let builder = with(builder, "AWS_TIMEOUT", ClientConfigKey::Timeout, whole);
+    match part_bytes {
+        Some(_) => builder,
+        None => with(builder, "AWS_READ_TIMEOUT", ClientConfigKey::ReadTimeout, ANSWER_SECONDS),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A request had 30 s as a whole. Parts of 16 MiB, three at a time, never arrived over a line of 10
+    /// Mbit/s.
+    #[test]
+    fn a_part_may_take_long() {
+        let timeouts = |part_bytes, variable: &str| {
+            let builder = with_timeouts(AmazonS3Builder::new(), part_bytes, |name| name == variable);
+            [ClientConfigKey::Timeout, ClientConfigKey::ReadTimeout]
+                .map(|key| builder.get_config_value(&AmazonS3ConfigKey::Client(key)))
+        };
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(timeouts(Some(16 << 20), ""), [some("1084s"), None]);
+        assert_eq!(timeouts(None, ""), [some("65596s"), some("60s")]);
+        assert_eq!(timeouts(None, "AWS_READ_TIMEOUT"), [some("65596s"), None]);
+        assert_eq!(timeouts(Some(16 << 20), "AWS_TIMEOUT"), [some("30 seconds"), None]);
+    }
 }

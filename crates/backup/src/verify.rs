@@ -14,7 +14,7 @@ const DOWNLOADS: usize = 2;
 
 /// Reads backups, and says what is wrong with them.
 pub async fn run(arguments: &Verify) -> Outcome {
-    let store = Store::open(&arguments.url, false)?;
+    let store = Store::open(&arguments.url, None)?;
     let contents = store.contents().await?;
     let backups = by_name(&contents.backups);
     let mut wrong = 0;
