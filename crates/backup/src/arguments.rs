@@ -20,7 +20,7 @@ pub struct Cli {
 
 const HELP: &str = "\
 URL is a directory, file:///DIRECTORY or s3://BUCKET/PREFIX. For S3 the variables AWS_ACCESS_KEY_ID, \
-AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL and AWS_ALLOW_HTTP apply. The variable QUIRE names the program \
+AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL, AWS_ALLOW_HTTP and AWS_TIMEOUT apply. The variable QUIRE names the program \
 quire.
 
 Exit codes: 0 done; 1 wrong usage; 32 failed; 35 a backup is damaged; 37 something is missing; others are those of quire.";

@@ -305,6 +305,6 @@ mod tests {
         assert_eq!(timeouts(Some(16 << 20), ""), [some("1084s"), None]);
         assert_eq!(timeouts(None, ""), [some("65596s"), some("60s")]);
         assert_eq!(timeouts(None, "AWS_READ_TIMEOUT"), [some("65596s"), None]);
-        assert_eq!(timeouts(Some(16 << 20), "AWS_TIMEOUT"), [some("30 seconds"), None]);
+        assert_eq!(timeouts(Some(16 << 20), "AWS_TIMEOUT"), [some("30s"), None]);
     }
 }
