@@ -30,6 +30,7 @@ use crate::reconnecting::{
     Connector, Failure, Ownership, Properties, ReconnectingBackend, Request, Session, ask_session,
 };
 use handle::{Export, Handle};
+use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Arc, thread};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
@@ -60,12 +61,14 @@ pub(super) fn open(address: NbdAddress, mode: OpenMode) -> Result<Arc<dyn Backen
         patience: address.reconnect,
         ownership,
     };
-    let connector = NbdConnector { address, export };
+    let connector =
+        NbdConnector { address, bytes: AtomicU64::new(export.bytes), can_flush: export.can_flush };
     Ok(Arc::new(ReconnectingBackend::new(properties, Box::new(connector), session)?))
 }
 
 /// A first session with the export.
 fn start(address: &NbdAddress, mode: OpenMode) -> Result<(Arc<dyn Session>, Export)> {
+    let start = Instant::now();
     let handle = connect(address)?;
     let export = handle.export(address.text())?;
     if mode == OpenMode::ReadWrite {
@@ -79,7 +82,7 @@ fn start(address: &NbdAddress, mode: OpenMode) -> Result<(Arc<dyn Session>, Expo
             return refuse(ErrorKind::Unsupported, text);
         }
     }
-    let limit = CONNECT_LIMIT.min(address.answer);
+    let limit = CONNECT_LIMIT.min(address.answer).saturating_sub(start.elapsed());
     let count = if mode == OpenMode::Look { 1 } else { address.connections };
     Ok((session_of(address, count, handle, export, limit)?, export))
 }
@@ -192,22 +195,29 @@ const VOLUME_BYTES_MIN: u64 = 16 * BLOCK_SIZE as u64;
 
 struct NbdConnector {
     address: NbdAddress,
-    /// As it was at first. It may grow; otherwise another one is not the same device.
-    export: Export,
+    /// Most bytes that the export had so far: it may grow, and a smaller one is not the same device.
+    bytes: AtomicU64,
+    /// Whether the first connection offered flush.
+    can_flush: bool,
 }
 
 impl Connector for NbdConnector {
     fn connect(&self, limit: Duration) -> Result<Arc<dyn Session>> {
         let name = self.address.text();
         let limit = limit.min(self.address.answer);
+        let start = Instant::now();
         let handle = Handle::connect(&self.address, limit)?;
         let export = handle.export(name)?;
-        if export.bytes < self.export.bytes || (self.export.can_flush && !export.can_flush) {
+        let bytes = self.bytes.load(Ordering::Acquire);
+        if export.bytes < bytes || (self.can_flush && !export.can_flush) {
             return Err(Error::new(
                 ErrorKind::Io,
-                format!("{name} is another export than before ({export:?}, it was {:?})", self.export),
+                format!("{name} is another export than before ({export:?}; it had {bytes} bytes)"),
             ));
         }
-        session_of(&self.address, self.address.connections, handle, export, limit)
+        let left = limit.saturating_sub(start.elapsed());
+        let session = session_of(&self.address, self.address.connections, handle, export, left)?;
+        self.bytes.fetch_max(export.bytes, Ordering::AcqRel);
+        Ok(session)
     }
 }
