@@ -184,7 +184,8 @@ impl Backend for ReconnectingBackend {
         let name = &self.properties.name;
         if self.properties.patience.is_none() {
             let text = format!(
-                "{name}: the server tells the size of the export to new connections only, and the address does not ask                  for reconnecting (reconnect=SECONDS): unmount, and mount again"
+                "{name}: the server tells the size of the export to new connections only, and the address does not ask \
+                 for reconnecting (reconnect=SECONDS): unmount, and mount again"
             );
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
