@@ -2,14 +2,15 @@
 //!
 //! An owner is gone if it ran on this very machine, since its last start, and there is no such process any
 //! more; or if its beat has stood still for the time that the mark states (`silence`): within that time an
-//! owner that is neither stopped nor cut off raises its beat, or has shut the volume down. Processes are
+//! owner that runs raises its beat, or has shut the volume down: it counts a shorter time itself. Processes are
 //! compared only within one PID namespace. The machine is told by the kernel's boot id, which copies of a
-//! virtual machine do not share.
+//! virtual machine do not share, unless they go on from one snapshot of its memory: then each takes the other
+//! for itself.
 //!
 //! A beat that stands still does not prove that a *stopped* owner does not go on: only the server can keep
 //! that one out (docs/network.md).
 
-use crate::reconnecting::ownership::{describe, is_open_here};
+use crate::reconnecting::ownership::{Ownership, describe, is_open_here};
 use quire_base::clock::Clock;
 use quire_base::random::Random;
 use quire_base::sync::time::{Duration, Instant};
@@ -19,17 +20,25 @@ use std::os::unix::fs::MetadataExt;
 
 /// Time between two beats.
 pub(super) const INTERVAL: Duration = Duration::from_secs(5);
+/// By how much less an owner is sure of its device than others wait: what clocks differ by, and closing a
+/// connection takes.
+const MARGIN: Duration = Duration::from_secs(5);
 /// Longest time to watch a beat for; an owner that may be silent for longer has to be taken over.
 const WATCH_MAX: Duration = Duration::from_secs(600);
 const HOW: &str = "If that process can no longer reach the server, and the server keeps it out, take the volume over \
                    (mount -o takeover, --take-over, or ?takeover in the address)";
 
-/// The mark of this process for one opening. It lives, or has shut down, if its beat stands still for less
-/// than a beat, two answers and two reconnections take.
-pub(super) fn mark_of_this_process(answer: Duration, reconnect: Option<Duration>) -> OwnerMark {
-    let now = Clock::System.now();
+/// What this process writes for one opening, now. It shuts down if no beat succeeds for as long as a beat, two
+/// answers and two reconnections take.
+pub(super) fn ownership_of_this_process(answer: Duration, reconnect: Option<Duration>) -> Ownership {
     // A beat reads the mark and then writes it, and the connection may break under either.
-    let silence = INTERVAL + 2 * (answer + reconnect.unwrap_or_default());
+    let sure = INTERVAL + 2 * (answer + reconnect.unwrap_or_default());
+    let mark = mark_of_this_process(sure + MARGIN);
+    Ownership { mark, written: Instant::now(), interval: INTERVAL, sure }
+}
+
+fn mark_of_this_process(silence: Duration) -> OwnerMark {
+    let now = Clock::System.now();
     OwnerMark {
         silence: u32::try_from(silence.as_secs()).unwrap_or(u32::MAX),
         owner: Random::from_entropy().next_u64(),
@@ -176,7 +185,7 @@ mod tests {
     use super::*;
 
     fn mine() -> OwnerMark {
-        mark_of_this_process(Duration::from_secs(60), Some(Duration::from_secs(30)))
+        ownership_of_this_process(Duration::from_secs(60), Some(Duration::from_secs(30))).mark
     }
 
     fn judge(mark: OwnerMark) -> Result<Verdict> {
@@ -186,7 +195,7 @@ mod tests {
     #[test]
     fn a_mark_tells_its_process() {
         let mark = mine();
-        assert_eq!(mark.silence, 185);
+        assert_eq!(mark.silence, 190);
         assert!(mark.boot != [0; 16] && mark.pid_namespace != 0 && mark.process_start != 0);
         assert_eq!(OwnerMark::decode(&mark.encode()).unwrap(), Some(mark.clone()));
         // A volume that this process has let go of, without a connection to say so over.

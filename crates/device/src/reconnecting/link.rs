@@ -5,6 +5,8 @@
 //! 1. One thread at a time sends: it moves requests from waiting to in flight under the lock, and submits
 //!    them without it. Threads that find a sender leave theirs to it. So an answer that comes within `submit`
 //!    does not send again from inside.
+//!    Requests of the owner's mark wait for nothing but a connection, and their thread sends nothing else: were
+//!    they late, another process would take the device for nobody's.
 //!    One flush at a time is with the session: the medium tells an error once, and another flush beside the
 //!    one that hears of it would count as if nothing had been lost. Requests behind a flush that waits go on.
 //! 2. A completed write is kept (if there will be a reconnection) until a flush that was submitted after its
@@ -23,7 +25,7 @@ use super::kept::Kept;
 use super::ownership::Ownership;
 use super::protocol::{Answer, Connector, Failure, Request, Session};
 use crate::aligned::AlignedBuf;
-use quire_base::sync::time::Duration;
+use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Arc, Condvar, Mutex};
 use quire_base::{Error, ErrorKind, Result};
 use std::cell::Cell;
@@ -57,12 +59,18 @@ pub(super) struct Pending {
     pub(super) request: Request,
     /// Of a flush: the kept writes that it covers, set when it is sent.
     covers: u64,
+    /// Whether it belongs to the owner's mark: it waits for nothing, and no failed flush refuses it.
+    is_of_mark: bool,
     done: Outcome,
 }
 
 impl Pending {
     pub(super) fn new(request: Request, done: Outcome) -> Pending {
-        Pending { request, covers: 0, done }
+        Pending { request, covers: 0, is_of_mark: false, done }
+    }
+
+    pub(super) fn of_mark(request: Request, done: Outcome) -> Pending {
+        Pending { is_of_mark: true, ..Pending::new(request, done) }
     }
 
     fn is_flush(&self) -> bool {
@@ -99,6 +107,8 @@ pub(super) struct State {
     /// Moves on when a session breaks.
     generation: u64,
     waiting: VecDeque<Pending>,
+    /// Those of the owner's mark that wait; they go before the others.
+    waiting_of_mark: VecDeque<Pending>,
     in_flight: BTreeMap<u64, Pending>,
     next_id: u64,
     /// Memory of requests that are waiting or in flight.
@@ -116,20 +126,24 @@ pub(super) struct State {
     pub(super) is_stopping: bool,
     /// The owner's mark is being taken away, the last thing before the end: not worth a reconnection.
     pub(super) is_releasing: bool,
-    /// Somebody else has taken the device over.
+    /// When the last beat was sent that has been answered; or the mark, before the first.
+    pub(super) last_beat: Option<Instant>,
+    /// The device is another's, or may be by now.
     pub(super) superseded: Option<Error>,
 }
 
 impl State {
     /// Whether nothing waits for an answer.
     pub(super) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.in_flight.is_empty()
+        self.waiting.is_empty() && self.waiting_of_mark.is_empty() && self.in_flight.is_empty()
     }
 
-    fn refusal(&self, request: &Request) -> Option<Error> {
-        match (&self.link, &self.failed, request) {
+    fn refusal(&self, pending: &Pending) -> Option<Error> {
+        match (&self.link, &self.failed, &pending.request) {
             (Link::Gone(error), ..) => Some(error.clone()),
             (_, Some(_), Request::Read { .. }) | (_, None, _) => None,
+            // The device remains this owner's, which reads on.
+            (_, Some(_), _) if pending.is_of_mark => None,
             (_, Some(error), _) => Some(error.clone()),
         }
     }
@@ -141,6 +155,12 @@ impl State {
 
     /// Takes the next request out of the line that may go to the session.
     fn next(&mut self) -> Option<Pending> {
+        if let Some(pending) = self.waiting_of_mark.pop_front() {
+            return Some(pending);
+        }
+        if self.in_flight.len() >= IN_FLIGHT_MAX {
+            return None;
+        }
         let may_go = |pending: &Pending| !self.has_flush || !pending.is_flush();
         let at = self.waiting.iter().position(may_go)?;
         self.waiting.remove(at)
@@ -148,7 +168,23 @@ impl State {
 
     fn push(&mut self, pending: Pending) {
         self.moving_bytes += pending.request.memory();
-        self.waiting.push_back(pending);
+        self.line_of(&pending).push_back(pending);
+    }
+
+    fn line_of(&mut self, pending: &Pending) -> &mut VecDeque<Pending> {
+        if pending.is_of_mark { &mut self.waiting_of_mark } else { &mut self.waiting }
+    }
+
+    /// Notes that a request goes to the session; gives its number and what to submit.
+    fn depart(&mut self, mut pending: Pending) -> (u64, Request) {
+        if pending.is_flush() {
+            pending.covers = self.kept.covered_by_a_flush();
+            self.has_flush = true;
+        }
+        self.next_id += 1;
+        let request = pending.request.clone();
+        self.in_flight.insert(self.next_id, pending);
+        (self.next_id, request)
     }
 }
 
@@ -176,6 +212,7 @@ impl Shared {
             link: Link::Up(session),
             generation: 0,
             waiting: VecDeque::new(),
+            waiting_of_mark: VecDeque::new(),
             in_flight: BTreeMap::new(),
             next_id: 0,
             moving_bytes: 0,
@@ -187,6 +224,7 @@ impl Shared {
             short_of_room: 0,
             is_stopping: false,
             is_releasing: false,
+            last_beat: properties.ownership.as_ref().map(|ownership| ownership.written),
             superseded: None,
         };
         Shared {
@@ -206,11 +244,11 @@ impl Shared {
         let bytes = pending.request.memory();
         let mut state = self.state.lock();
         loop {
-            if let Some(error) = state.refusal(&pending.request) {
+            if let Some(error) = state.refusal(&pending) {
                 drop(state);
                 return pending.finish(Err(error));
             }
-            if state.has_room(bytes) || !may_wait() {
+            if pending.is_of_mark || state.has_room(bytes) || !may_wait() {
                 break;
             }
             state.short_of_room += 1;
@@ -223,9 +261,24 @@ impl Shared {
             }
             state.short_of_room -= 1;
         }
+        if let Link::Up(session) = &state.link
+            && pending.is_of_mark
+        {
+            // The beat's thread is not to become the sender of everybody's.
+            let (session, generation) = (session.clone(), state.generation);
+            state.moving_bytes += bytes;
+            let (id, request) = state.depart(pending);
+            drop(state);
+            return self.submit(&session, generation, id, request);
+        }
         state.push(pending);
         drop(state);
         self.send();
+    }
+
+    fn submit(self: &Arc<Shared>, session: &Arc<dyn Session>, generation: u64, id: u64, request: Request) {
+        let shared = self.clone();
+        session.submit(request, Box::new(move |answer| shared.answered(generation, id, answer)));
     }
 
     /// Whether a write that completes is kept until a flush has covered it.
@@ -258,17 +311,8 @@ impl Shared {
         while let Link::Up(session) = &state.link {
             let session = session.clone();
             let mut batch = Vec::new();
-            while state.in_flight.len() < IN_FLIGHT_MAX
-                && let Some(mut pending) = state.next()
-            {
-                if pending.is_flush() {
-                    pending.covers = state.kept.covered_by_a_flush();
-                    state.has_flush = true;
-                }
-                state.next_id += 1;
-                let id = state.next_id;
-                batch.push((id, pending.request.clone()));
-                state.in_flight.insert(id, pending);
+            while let Some(pending) = state.next() {
+                batch.push(state.depart(pending));
             }
             if batch.is_empty() {
                 break;
@@ -276,8 +320,7 @@ impl Shared {
             let generation = state.generation;
             drop(state);
             for (id, request) in batch {
-                let shared = self.clone();
-                session.submit(request, Box::new(move |answer| shared.answered(generation, id, answer)));
+                self.submit(&session, generation, id, request);
             }
             state = self.state.lock();
         }
@@ -339,7 +382,7 @@ impl Shared {
         state.generation += 1;
         state.has_flush = false;
         while let Some((_, pending)) = state.in_flight.pop_last() {
-            state.waiting.push_front(pending);
+            state.line_of(&pending).push_front(pending);
         }
         self.changed.notify_all();
     }
@@ -365,7 +408,8 @@ impl Shared {
         state.link = Link::Gone(error.clone());
         state.kept.clear();
         state.moving_bytes = 0;
-        let unanswered = std::mem::take(&mut state.waiting);
+        let mut unanswered = std::mem::take(&mut state.waiting);
+        unanswered.append(&mut state.waiting_of_mark);
         debug_assert!(state.in_flight.is_empty(), "a session broke with everything in flight");
         self.room.notify_all();
         drop(state);
@@ -401,11 +445,10 @@ impl Shared {
         matches!(self.state.lock().link, Link::Gone(_))
     }
 
-    /// Somebody else has taken the device over: this is its end.
-    pub(super) fn supersede(&self, error: Error) {
-        let mut state = self.state.lock();
+    /// The device is another's, or may be by now: this is its end.
+    pub(super) fn lose(&self, state: &mut State, error: Error) {
         state.superseded = Some(error.clone());
-        self.broke(&mut state, error);
+        self.broke(state, error);
     }
 
     /// The error of a link that is gone.

@@ -4,7 +4,9 @@
 //! Protocol. Whoever opens the device writes its mark ([`OwnerMark`]) first (`host::owner`). From then on
 //!
 //! 1. a thread reads the mark at each beat. It finds its own and raises the beat; or it finds another one or
-//!    none, and then the volume has been taken over: the link is gone from that moment on;
+//!    none, and then the volume has been taken over: the link is gone from that moment on.
+//!    Others take an owner for gone whose beat stands still. So the link is gone as well when no beat has been
+//!    answered for the time that the owner is sure of, whatever holds them up;
 //! 2. a new connection is used only after the mark was read over it and found to be the own one. Otherwise
 //!    writes that were kept would overwrite those of the new owner;
 //! 3. the end writes zeros over a mark that is still the own one. A connection that is not up leaves it.
@@ -12,13 +14,13 @@
 //! Step 2 is exact only if the server serves one connection at a time: then nobody writes between the look
 //! and the writes. Step 1 is always late, by a beat at most: it ends an owner that a server let go on.
 
-use super::link::{Link, Pending, Shared};
+use super::link::{Link, Outcome, Pending, Shared, State};
 use super::protocol::{Failure, Request, Session};
 use super::recovery::ask_session;
 use crate::aligned::AlignedBuf;
 use crate::backend::IoClass;
 use quire_base::clock::Clock;
-use quire_base::sync::time::Duration;
+use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Arc, Condvar, Mutex, thread};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use quire_format::owner::{OWNER_BLOCK, OwnerMark};
@@ -35,8 +37,12 @@ static OPEN_HERE: std::sync::Mutex<BTreeSet<u64>> = std::sync::Mutex::new(BTreeS
 pub struct Ownership {
     /// As it was written.
     pub mark: OwnerMark,
+    /// Just before it was written.
+    pub written: Instant,
     /// Time between two beats.
     pub interval: Duration,
+    /// Time after a beat for which the owner is sure of the device: less than others wait.
+    pub sure: Duration,
 }
 
 /// Whether this process has the device of that owner open.
@@ -75,6 +81,30 @@ pub fn describe(mark: &OwnerMark) -> String {
 }
 
 impl Shared {
+    /// The time for which the device is surely this owner's, counted from its last beat. `None` for a device
+    /// without a mark.
+    pub(super) fn sure_for(&self, state: &State) -> Option<Duration> {
+        let (ownership, last) = (self.ownership.as_ref()?, state.last_beat?);
+        Some(ownership.sure.saturating_sub(last.elapsed()))
+    }
+
+    /// The error of a device that may be another's.
+    pub(super) fn unsure(&self) -> Error {
+        let seconds = self.ownership.as_ref().map_or(0, |ownership| ownership.sure.as_secs());
+        self.letting_go(format_args!(
+            "the beat of the owner's mark could not be raised for {seconds} s, so another process may take the volume \
+             over"
+        ))
+    }
+
+    fn letting_go(&self, why: impl std::fmt::Display) -> Error {
+        let text = format!(
+            "{}: {why}. This process lets go of it: unmount it here; what no fsync has confirmed is lost",
+            self.name
+        );
+        Error::new(ErrorKind::Io, text)
+    }
+
     /// The error of a device that is another's, if the mark says so.
     fn superseded(&self, ownership: &Ownership, found: Result<Option<OwnerMark>>) -> Option<Error> {
         let who = match found {
@@ -83,11 +113,7 @@ impl Shared {
             Ok(None) => "another process has opened the volume and closed it again".into(),
             Err(error) => error.to_string(),
         };
-        let text = format!(
-            "{}: {who}. This process lets go of it: unmount it here; what no fsync has confirmed is lost",
-            self.name
-        );
-        Some(Error::new(ErrorKind::Io, text))
+        Some(self.letting_go(who))
     }
 
     /// Looks over a new session whether the device is still this owner's.
@@ -148,10 +174,10 @@ fn beat(shared: &Arc<Shared>, ownership: Ownership, stop: &(Mutex<bool>, Condvar
             return true;
         }
         drop(stopped);
-        match shared.ask(read_mark()) {
+        match shared.ask_for_mark(read_mark()) {
             Ok(bytes) => {
                 if let Some(error) = shared.superseded(&ownership, mark_in(bytes.as_ref())) {
-                    shared.supersede(error);
+                    shared.lose(&mut shared.state.lock(), error);
                     return false;
                 }
             }
@@ -163,8 +189,10 @@ fn beat(shared: &Arc<Shared>, ownership: Ownership, stop: &(Mutex<bool>, Condvar
             }
         }
         (mark.beat, mark.seen) = (mark.beat + 1, Clock::System.now());
-        if let Err(error) = shared.ask(write_mark(Some(&mark))) {
-            tracing::warn!(%error, "raising the beat of the owner's mark");
+        let sent = Instant::now();
+        match shared.ask_for_mark(write_mark(Some(&mark))) {
+            Ok(_) => shared.state.lock().last_beat = Some(sent),
+            Err(error) => tracing::warn!(%error, "raising the beat of the owner's mark"),
         }
     }
 }
@@ -200,6 +228,14 @@ impl Shared {
 
     /// Sends a request and waits for its outcome, which comes within bounded time.
     pub(super) fn ask(self: &Arc<Shared>, request: Request) -> Result<Option<AlignedBuf>> {
+        self.ask_with(|done| Pending::new(request, done))
+    }
+
+    fn ask_for_mark(self: &Arc<Shared>, request: Request) -> Result<Option<AlignedBuf>> {
+        self.ask_with(|done| Pending::of_mark(request, done))
+    }
+
+    fn ask_with(self: &Arc<Shared>, pending: impl FnOnce(Outcome) -> Pending) -> Result<Option<AlignedBuf>> {
         type Slot = (Mutex<Option<Result<Option<AlignedBuf>>>>, Condvar);
         let slot: Arc<Slot> = Arc::default();
         let filled = slot.clone();
@@ -207,7 +243,7 @@ impl Shared {
             *filled.0.lock() = Some(outcome);
             filled.1.notify_all();
         });
-        self.start(Pending::new(request, done));
+        self.start(pending(done));
         let mut outcome = slot.0.lock();
         loop {
             if let Some(outcome) = outcome.take() {

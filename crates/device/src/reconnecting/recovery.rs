@@ -9,7 +9,8 @@
 //! 4. A flush. Only now is anything of it durable, whatever an earlier flush might have begun to do.
 //! 5. What was in flight or waiting goes on. It was never acknowledged, so it may come after.
 //!
-//! All of it takes no longer than the patience that the address grants; then the link is gone.
+//! All of it takes no longer than the patience that the address grants, nor than the owner is sure of the
+//! device; then the link is gone. It goes as well when that time is over while a session is up.
 
 use super::link::{Link, Shared};
 use super::protocol::{Answer, Failure, Request, Session};
@@ -36,7 +37,12 @@ pub(super) fn run(shared: &Arc<Shared>) {
                 Link::Up(session) if state.is_stopping && state.is_idle() => {
                     break (session.clone(), None);
                 }
-                _ => shared.changed.wait(&mut state),
+                Link::Up(_) => match shared.sure_for(&state) {
+                    None => shared.changed.wait(&mut state),
+                    Some(Duration::ZERO) => shared.lose(&mut state, shared.unsure()),
+                    Some(left) => drop(shared.changed.wait_for(&mut state, left)),
+                },
+                Link::Gone(_) => shared.changed.wait(&mut state),
             }
         };
         drop(state);
@@ -59,7 +65,8 @@ pub(super) fn run(shared: &Arc<Shared>) {
 fn reconnect(shared: &Arc<Shared>, patience: Duration, broken: Error) {
     tracing::warn!(device = shared.name, error = %broken, "the connection broke; reconnecting");
     let start = Instant::now();
-    let left = || patience.saturating_sub(start.elapsed());
+    let sure_for = || shared.sure_for(&shared.state.lock()).unwrap_or(Duration::MAX);
+    let left = || patience.saturating_sub(start.elapsed()).min(sure_for());
     let mut last = broken;
     let mut pause = PAUSES[0];
     while !left().is_zero() {
@@ -89,6 +96,9 @@ fn reconnect(shared: &Arc<Shared>, patience: Duration, broken: Error) {
         }
         thread::sleep(pause.min(left()));
         pause = (pause * 2).min(PAUSES[1]);
+    }
+    if sure_for().is_zero() {
+        return shared.give_up(shared.unsure());
     }
     shared.give_up(shared.gone(format_args!(
         "the connection broke and could not be made again within {} s ({last})",

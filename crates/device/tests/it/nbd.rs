@@ -391,7 +391,7 @@ fn a_volume_names_its_owner_while_it_is_open() {
     mkfs(&server);
     let owner = server.open("&reconnect=30");
     let found = mark(&server).expect("a mark");
-    assert_eq!((found.pid, found.silence), (std::process::id(), 185));
+    assert_eq!((found.pid, found.silence), (std::process::id(), 190));
     for mode in [OpenMode::ReadWrite, OpenMode::ReadOnly] {
         let error = open_image(&server.address(""), mode).err().expect("it is refused");
         assert_eq!(error.kind(), ErrorKind::Busy);

@@ -386,7 +386,8 @@ fn dropping_ends_what_is_under_way_first() {
 }
 
 fn ownership(interval: Duration) -> Ownership {
-    Ownership { mark: OwnerMark { owner: 1, beat: 1, ..OwnerMark::default() }, interval }
+    let mark = OwnerMark { owner: 1, beat: 1, ..OwnerMark::default() };
+    Ownership { mark, written: Instant::now(), interval, sure: 2 * LIMIT }
 }
 
 impl Got {
@@ -401,8 +402,31 @@ impl Got {
         (self.answered)(Ok(Some(block)));
     }
 
+    fn is_of_mark(&self) -> bool {
+        match &self.request {
+            Request::Read { offset, .. } | Request::Write { offset, .. } => *offset == 4096,
+            _ => false,
+        }
+    }
+
     fn cut(self) {
         (self.answered)(Err(broken()));
+    }
+}
+
+impl Bench {
+    /// Drops the backend of an owner, and answers everything meanwhile.
+    fn end(self) {
+        let Bench { backend, server, got } = self;
+        drop(server);
+        let ending = std::thread::spawn(move || drop(backend));
+        while let Ok(next) = got.recv_timeout(LIMIT) {
+            match &next.request {
+                Request::Read { .. } if next.is_of_mark() => next.show(Some(1)),
+                _ => next.accept(),
+            }
+        }
+        ending.join().unwrap();
     }
 }
 
@@ -473,4 +497,65 @@ fn a_beat_raises_the_mark_or_ends_the_owner() {
         }
     };
     assert!(error.to_string().contains("has taken the volume over"), "{error}");
+}
+
+/// A beat waited for room in memory and then behind all requests that waited for the server. It was late by
+/// any time, and another machine took the volume of an owner that worked.
+#[test]
+fn a_beat_goes_before_everything_that_waits() {
+    let bench = Bench::owned(Some(LIMIT), Some(ownership(Duration::from_millis(100))));
+    let writes: Vec<_> = (0..260).map(|number| bench.start(IoOp::Write, 1000 + 64 * number, 63, 1)).collect();
+    let backend = bench.backend.clone();
+    // It finds no memory.
+    let last = std::thread::spawn(move || backend.write(IoClass::Data, BlockNo(500), &[1; 64 * BLOCK_SIZE]));
+    let (mut unanswered, mut beats) = (Vec::new(), 0);
+    while unanswered.len() < 256 || beats < 2 {
+        match bench.next() {
+            got if !got.is_of_mark() => unanswered.push(got),
+            got if matches!(got.request, Request::Read { .. }) => got.show(Some(1)),
+            got => {
+                got.accept();
+                beats += u32::from(unanswered.len() == 256);
+            }
+        }
+    }
+    assert_eq!(unanswered.len(), 256, "what waits is still waiting");
+    unanswered.into_iter().for_each(Got::accept);
+    bench.end();
+    writes.iter().for_each(|ended| outcome(ended).unwrap());
+    last.join().unwrap().unwrap();
+}
+
+/// An owner went on whose beats did not succeed, while others took it for gone after a time.
+#[test]
+fn an_owner_whose_beat_stands_still_ends_by_itself() {
+    let sure = Duration::from_millis(400);
+    for (patience, is_answered) in [(None, false), (Some(LIMIT), false), (Some(LIMIT), true)] {
+        let bench = Bench::owned(patience, Some(Ownership { sure, ..ownership(Duration::from_millis(50)) }));
+        let write = bench.start(IoOp::Write, 9, 1, 90);
+        let start = Instant::now();
+        let error = loop {
+            match bench.got.recv_timeout(Duration::from_millis(10)) {
+                // A device that does not let the mark be read.
+                Ok(got) if is_answered => {
+                    (got.answered)(Err(Failure::Refused(Error::new(ErrorKind::Io, "bad medium"))));
+                }
+                Ok(got) => std::mem::forget(got.answered),
+                Err(_) => {}
+            }
+            let ended = bench.start(IoOp::Read, 3, 1, 0);
+            match ended.recv_timeout(Duration::from_millis(10)) {
+                Ok(Err(error)) if error.to_string().contains("owner's mark") => break error,
+                _ => assert!(start.elapsed() < LIMIT, "it goes on"),
+            }
+        };
+        assert!(error.to_string().contains("could not be raised"), "{error}");
+        assert!(start.elapsed() >= sure - Duration::from_millis(100), "{:?}", start.elapsed());
+        assert!(outcome(&write).is_err());
+    }
+    // Nor does it reconnect for longer.
+    let bench = Bench::owned(Some(LIMIT), Some(Ownership { sure, ..ownership(LIMIT) }));
+    bench.server.refuses.store(true, Ordering::SeqCst);
+    let error = outcome(&bench.cut()).unwrap_err();
+    assert!(error.to_string().contains("could not be raised"), "{error}");
 }

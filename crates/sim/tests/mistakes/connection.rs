@@ -7,6 +7,7 @@ use quire_base::BlockNo;
 use quire_base::simulation::mistakes::{self, Mistake};
 use quire_base::simulation::{self, Options};
 use quire_base::sync::thread;
+use quire_base::sync::time::Instant;
 use quire_device::reconnecting::Ownership;
 use quire_device::simulated::Image;
 use quire_device::simulated::exporter::{Breaks, Exporter};
@@ -163,7 +164,8 @@ fn superseded(seed: u64) -> (bool, bool) {
         put(BlockNo(OWNER_BLOCK), &mark(1).encode());
         let breaks = Breaks { seed, count: 1, one_in: 4, loses_one_in: 0 };
         let exporter = Exporter::start(device.clone(), breaks);
-        let ownership = Ownership { mark: mark(1), interval: PATIENCE };
+        let ownership =
+            Ownership { mark: mark(1), written: Instant::now(), interval: PATIENCE, sure: 10 * PATIENCE };
         let client = exporter.owner(Some(PATIENCE), Some(ownership)).unwrap();
         client.write(IoClass::Data, AT, &[1; BLOCK]).unwrap();
         let is_late = exporter.breaks() == 0;

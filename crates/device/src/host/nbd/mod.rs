@@ -149,16 +149,16 @@ fn claim(
     if mode != OpenMode::ReadWrite || !(was_owned || holds_volume(&session, &ask)?) {
         return Ok((session, None));
     }
-    let mark = owner::mark_of_this_process(address.answer, address.reconnect);
-    ask(&session, write_mark(Some(&mark)))?;
+    let ownership = owner::ownership_of_this_process(address.answer, address.reconnect);
+    ask(&session, write_mark(Some(&ownership.mark)))?;
     ask(&session, Request::Flush)?;
-    // Of two that open it at the same moment, one finds the other's.
+    // Of two that open it at the same moment, one may find the other's here; else at its first beat.
     let found = mark_in(ask(&session, read_mark())?.as_ref());
-    if found.as_ref().ok().and_then(Option::as_ref) != Some(&mark) {
+    if found.as_ref().ok().and_then(Option::as_ref) != Some(&ownership.mark) {
         let text = format!("{name} was opened by another process at the same moment");
         return Err(Error::new(ErrorKind::Busy, text));
     }
-    Ok((session, Some(Ownership { mark, interval: owner::INTERVAL })))
+    Ok((session, Some(ownership)))
 }
 
 /// Sends a request over a session and waits for the answer.
