@@ -119,7 +119,10 @@ impl Shared {
     /// Looks over a new session whether the device is still this owner's.
     pub(super) fn check_owner(&self, session: &Arc<dyn Session>, limit: Duration) -> Result<(), Failure> {
         let Some(ownership) = &self.ownership else { return Ok(()) };
-        let bytes = ask_session(session, read_mark(), limit)?;
+        // A block that cannot be read now says nothing about its owner.
+        let bytes = ask_session(session, read_mark(), limit).map_err(|failure| match failure {
+            Failure::Refused(error) | Failure::Broken(error) => Failure::Broken(error),
+        })?;
         self.superseded(ownership, mark_in(bytes.as_ref()))
             .map_or(Ok(()), |error| Err(Failure::Refused(error)))
     }

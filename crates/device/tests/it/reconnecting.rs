@@ -559,3 +559,20 @@ fn an_owner_whose_beat_stands_still_ends_by_itself() {
     let error = outcome(&bench.cut()).unwrap_err();
     assert!(error.to_string().contains("could not be raised"), "{error}");
 }
+
+/// One look at the mark that failed after a connection was made again ended the device, though the beat puts
+/// up with it.
+#[test]
+fn a_mark_that_cannot_be_read_once_ends_nothing() {
+    let bench = Bench::owned(Some(LIMIT), Some(ownership(LIMIT)));
+    let read = bench.cut();
+    let got = bench.next();
+    assert_eq!(got.brief(), "2: read 1");
+    (got.answered)(Err(Failure::Refused(Error::new(ErrorKind::Io, "bad medium"))));
+    bench.next().show(Some(1));
+    for brief in ["3: flush", "3: read 9"] {
+        bench.accept(brief);
+    }
+    outcome(&read).unwrap();
+    bench.end();
+}
