@@ -2,8 +2,8 @@
 //!
 //! An owner is gone if it ran on this very machine, since its last start, and there is no such process any
 //! more; or if its beat has stood still for the time that the mark states (`silence`): within that time an
-//! owner that runs raises its beat, or has shut the volume down: it counts a shorter time itself. Processes are
-//! compared only within one PID namespace. The machine is told by the kernel's boot id, which copies of a
+//! owner that runs raises its beat, or has shut the volume down: it counts a shorter time itself. Processes
+//! are compared only within one PID namespace. The machine is told by the kernel's boot id, which copies of a
 //! virtual machine do not share, unless they go on from one snapshot of its memory: then each takes the other
 //! for itself.
 //!
@@ -28,8 +28,8 @@ const WATCH_MAX: Duration = Duration::from_secs(600);
 const HOW: &str = "If that process can no longer reach the server, and the server keeps it out, take the volume over \
                    (mount -o takeover, --take-over, or ?takeover in the address)";
 
-/// What this process writes for one opening, now. It shuts down if no beat succeeds for as long as a beat, two
-/// answers and two reconnections take.
+/// What this process writes for one opening, now. It shuts down if no beat succeeds for as long as a beat,
+/// two answers and two reconnections take.
 pub(super) fn ownership_of_this_process(answer: Duration, reconnect: Option<Duration>) -> Ownership {
     // A beat reads the mark and then writes it, and the connection may break under either.
     let sure = INTERVAL + 2 * (answer + reconnect.unwrap_or_default());

@@ -5,10 +5,10 @@
 //! 1. One thread at a time sends: it moves requests from waiting to in flight under the lock, and submits
 //!    them without it. Threads that find a sender leave theirs to it. So an answer that comes within `submit`
 //!    does not send again from inside.
-//!    Requests of the owner's mark wait for nothing but a connection, and their thread sends nothing else: were
-//!    they late, another process would take the device for nobody's.
-//!    One flush at a time is with the session: the medium tells an error once, and another flush beside the
-//!    one that hears of it would count as if nothing had been lost. Requests behind a flush that waits go on.
+//!    Requests of the owner's mark wait for nothing but a connection, and their thread sends nothing else:
+//!    were they late, another process would take the device for nobody's. One flush at a time is with the
+//!    session: the medium tells an error once, and another flush beside the one that hears of it would count
+//!    as if nothing had been lost. Requests behind a flush that waits go on.
 //! 2. A completed write is kept (if there will be a reconnection) until a flush that was submitted after its
 //!    completion succeeds.
 //! 3. The first broken request of a session breaks the link: the generation moves on, so that later answers

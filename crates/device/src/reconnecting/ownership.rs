@@ -5,8 +5,8 @@
 //!
 //! 1. a thread reads the mark at each beat. It finds its own and raises the beat; or it finds another one or
 //!    none, and then the volume has been taken over: the link is gone from that moment on.
-//!    Others take an owner for gone whose beat stands still. So the link is gone as well when no beat has been
-//!    answered for the time that the owner is sure of, whatever holds them up;
+//!    Others take an owner for gone whose beat stands still. So the link is gone as well when no beat has
+//!    been answered for the time that the owner is sure of, whatever holds them up;
 //! 2. a new connection is used only after the mark was read over it and found to be the own one. Otherwise
 //!    writes that were kept would overwrite those of the new owner;
 //! 3. the end writes zeros over a mark that is still the own one. A connection that is not up leaves it.

@@ -171,6 +171,71 @@ fn many_requests_are_in_flight() {
     }
 }
 
+/// A flush of much data took longer than an answer may: a connection that worked was broken.
+#[test]
+fn a_long_flush_breaks_no_connection() {
+    let directory = directory();
+    let arguments = [
+        "eval",
+        "thread_model=echo parallel",
+        "get_size=echo 1048576",
+        "pread=head -c $3 /dev/zero",
+        "pwrite=cat >/dev/null",
+        "flush=sleep 5",
+    ];
+    let Some(server) = Nbdkit::start(directory.path(), &arguments) else { return };
+    let backend = server.open("&answer=2&connections=1");
+    let flush = std::thread::spawn({
+        let backend = backend.clone();
+        move || backend.flush()
+    });
+    while !flush.is_finished() {
+        read(&*backend, 0, 1);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    flush.join().unwrap().unwrap();
+}
+
+/// The last of many requests on a slow link waited longer than an answer may: a connection that worked was
+/// broken.
+#[test]
+fn a_slow_link_is_not_a_broken_one() {
+    let directory = directory();
+    // A quarter of a MiB in a second, and two MiB.
+    let Some(server) = Nbdkit::start(directory.path(), &["--filter=rate", "memory", "64M", "rate=2M"]) else {
+        return;
+    };
+    let backend = server.open("&answer=2&connections=1");
+    let writers: Vec<_> = (0..64)
+        .map(|number| {
+            let backend = backend.clone();
+            std::thread::spawn(move || backend.write(IoClass::Data, BlockNo(8 * number), &pattern(0, 8, 1)))
+        })
+        .collect();
+    writers.into_iter().for_each(|writer| writer.join().unwrap().unwrap());
+}
+
+/// A server without writes of zeros was sent zeros from memory of each request's own, which nothing bounded.
+#[test]
+fn zeros_take_no_memory_where_the_server_wants_them_as_data() {
+    let directory = directory();
+    let log = directory.path().join("log");
+    let file = format!("logfile={}", log.display());
+    let arguments = ["--filter=nozero", "--filter=log", "memory", "64M", &file];
+    let Some(server) = Nbdkit::start(directory.path(), &arguments) else { return };
+    let backend = server.open("");
+    backend.write(IoClass::Data, BlockNo(8), &pattern(8, 1000, 3)).unwrap();
+    std::fs::write(&log, "").unwrap();
+    backend.write(IoClass::Data, BlockNo(9), &vec![0; 998 * BLOCK_SIZE]).unwrap();
+    let zeros = read(&*backend, 9, 998);
+    assert!(zeros.iter().all(|byte| *byte == 0));
+    assert!(*read(&*backend, 8, 1) == *pattern(8, 1, 3));
+    assert!(*read(&*backend, 1007, 1) == *pattern(1007, 1, 3));
+    let text = std::fs::read_to_string(&log).unwrap();
+    let writes: Vec<&str> = text.lines().filter(|line| line.contains(" Write id=")).collect();
+    assert!(writes.len() == 63, "{text}");
+}
+
 /// The connections that nbdkit's log has requests of.
 fn connections_in(log: &Path) -> std::collections::BTreeSet<String> {
     let text = std::fs::read_to_string(log).unwrap();

@@ -6,7 +6,7 @@
 //! | parameter | meaning | if absent |
 //! | --- | --- | --- |
 //! | `reconnect=SECONDS` | after a broken connection, try for so long to make another | the first break is the end |
-//! | `answer=SECONDS` | a request that is not answered for so long breaks the connection | 60 |
+//! | `answer=SECONDS` | requests wait and nothing is answered for so long: the connection breaks | 60 |
 //! | `connections=COUNT` | make so many at most, if the server can serve several at a time, 1 to 16 | 4; 1 with `reconnect` |
 //! | `takeover` | open the volume whatever its owner's mark says | an owner that may live is respected |
 
@@ -30,7 +30,7 @@ pub struct NbdAddress {
     uri: String,
     /// How long a reconnection may take; `None`: there is none.
     pub reconnect: Option<Duration>,
-    /// How long an answer may take.
+    /// How long nothing may be answered while something waits.
     pub answer: Duration,
     /// Connections at most.
     pub connections: usize,

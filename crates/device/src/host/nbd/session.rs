@@ -7,9 +7,11 @@
 //! wakes that thread when libnbd has something left to send, when a piece ended in a submitter's call, and to
 //! close.
 //!
-//! The session is over when the connection is, when a request has waited too long for its answer, or when it
-//! is closed. The polling thread then marks it closed, so that no more calls are made, cuts the socket, and
-//! answers everything left with `Broken`.
+//! The session is over when the connection is, when a request waits and nothing has been answered for too
+//! long, when one request has been overtaken by others for much too long, or when it is closed. A server that
+//! answers is at work: a flush may take its time, and many requests share a slow link. The polling thread
+//! then marks it closed, so that no more calls are made, cuts the socket, and answers everything left with
+//! `Broken`.
 //!
 //! Invariants: memory that libnbd reads or fills belongs to `outstanding`, and is dropped only when all
 //! pieces have ended, or by the polling thread after it has marked the session closed; libnbd is asked to
@@ -29,6 +31,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// Longest trim or write of zeros; these carry no data.
 const EMPTY_BYTES_MAX: u64 = 1 << 30;
+/// A request may wait for so many times as long, if others are answered meanwhile.
+const OVERTAKEN_FACTOR: u32 = 10;
+/// What stands for the data where a server has no writes of zeros.
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// How often the polling thread looks for requests that wait too long.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -55,6 +61,8 @@ struct State {
     is_closing: bool,
     next_id: u64,
     outstanding: BTreeMap<u64, Outstanding>,
+    /// When the last answer came.
+    heard: Option<Instant>,
 }
 
 /// A request that libnbd has.
@@ -130,14 +138,6 @@ impl Session for NbdSession {
         let inner = &self.inner;
         match request {
             Request::Trim { .. } if !inner.export.can_trim => return answered(Ok(None)),
-            Request::Zeroes { class, offset, length } if !inner.export.can_zero => {
-                return match AlignedBuf::try_zeroed(length) {
-                    Ok(zeros) => {
-                        self.submit(Request::Write { class, offset, data: Arc::new(zeros) }, answered);
-                    }
-                    Err(error) => answered(Err(Failure::Refused(error))),
-                };
-            }
             _ => {}
         }
         let buffer = match &request {
@@ -210,7 +210,10 @@ impl Inner {
             Request::Write { offset, data, .. } => {
                 (*offset, data.len() as u64, self.export.request_bytes_max as u64)
             }
-            Request::Zeroes { offset, length, .. } => (*offset, *length as u64, EMPTY_BYTES_MAX),
+            Request::Zeroes { offset, length, .. } => {
+                let step = self.export.request_bytes_max.min(ZEROS.len()) as u64;
+                (*offset, *length as u64, if self.export.can_zero { EMPTY_BYTES_MAX } else { step })
+            }
             Request::Trim { offset, length } => (*offset, *length, EMPTY_BYTES_MAX),
             Request::Flush => (0, 1, 1),
         };
@@ -225,8 +228,8 @@ impl Inner {
             };
             let at = offset + done;
             // SAFETY: the handle is valid. The memory has `length` bytes, belongs to `outstanding`, and so
-            // lives until all pieces have ended (the module's invariant). libnbd frees the piece, also when
-            // it refuses the request.
+            // lives until all pieces have ended (the module's invariant); `ZEROS` has a step's. libnbd frees
+            // the piece, also when it refuses the request.
             let cookie = unsafe {
                 match &mut outstanding.request {
                     Request::Read { .. } => {
@@ -237,6 +240,9 @@ impl Inner {
                     Request::Write { data, .. } => {
                         let from = data.as_ptr().add(done as usize).cast();
                         (library.aio_pwrite)(raw, from, count as usize, at, completion, 0)
+                    }
+                    Request::Zeroes { .. } if !self.export.can_zero => {
+                        (library.aio_pwrite)(raw, ZEROS.as_ptr().cast(), count as usize, at, completion, 0)
                     }
                     Request::Zeroes { .. } => (library.aio_zero)(raw, count, at, completion, FLAG_NO_HOLE),
                     Request::Trim { .. } => (library.aio_trim)(raw, count, at, completion, 0),
@@ -295,10 +301,11 @@ impl Inner {
             return Some("the connection was closed".into());
         }
         // Numbers grow with time.
-        let waits = state.outstanding.values().next().map(|oldest| oldest.since.elapsed());
-        waits
-            .filter(|waits| *waits >= self.answer_limit)
-            .map(|waits| format!("no answer to a request for {} s", waits.as_secs()))
+        let since = state.outstanding.values().next()?.since;
+        let waits = since.elapsed();
+        let is_silent = state.heard.unwrap_or(since).max(since).elapsed() >= self.answer_limit;
+        (is_silent || waits >= self.answer_limit.saturating_mul(OVERTAKEN_FACTOR))
+            .then(|| format!("no answer to a request for {} s", waits.as_secs()))
     }
 
     /// Sleeps until the socket or somebody wants something, and has libnbd do its part.
@@ -347,6 +354,7 @@ impl Inner {
         }
         let mut complete = Vec::new();
         let mut state = self.state.lock();
+        state.heard = Some(Instant::now());
         for (id, number) in pieces {
             let Some(outstanding) = state.outstanding.get_mut(&id) else { continue };
             outstanding.pieces -= 1;
