@@ -51,8 +51,8 @@ impl FormatOptions {
 impl VolumeOptions {
     /// Opens the volume in an image file, on a block device, or on a device that an NBD server exports
     /// (`nbd://HOST:PORT/EXPORT`). One process at a time may have it open for writing. On a server's device
-    /// a mark names that process, and an opening beside it is refused; two at the same moment may both
-    /// succeed, and then at least one shuts down soon.
+    /// a mark names that process, and an opening beside it is refused; two processes at the same moment may
+    /// both succeed, and then at least one shuts down soon.
     #[cfg(not(any(loom, shuttle)))]
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Volume> {
         let path = path.as_ref();

@@ -491,6 +491,30 @@ fn a_volume_names_its_owner_while_it_is_open() {
     assert_eq!(mark(&server), None);
 }
 
+/// Two threads opened a volume at the same moment, before either had written its mark, or one while the other
+/// had no beat yet and so passed for dead: both wrote to it until the next beat.
+#[test]
+fn of_two_openings_at_the_same_moment_one_succeeds() {
+    let directory = directory();
+    let arguments = ["--filter=delay", "memory", "64M", "delay-write=500ms"];
+    let Some(server) = Nbdkit::start(directory.path(), &arguments) else { return };
+    mkfs(&server);
+    // The second looks while the first one's mark is on its way, and its own comes after the first has looked
+    // again.
+    let openings: Vec<_> = (0..2)
+        .map(|number| {
+            let address = server.address("");
+            std::thread::spawn(move || {
+                std::thread::sleep(number * Duration::from_millis(250));
+                open_image(&address, OpenMode::ReadWrite)
+            })
+        })
+        .collect();
+    let opened: Vec<_> = openings.into_iter().map(|opening| opening.join().unwrap()).collect();
+    let refused: Vec<_> = opened.iter().filter_map(|opened| opened.as_ref().err()).collect();
+    assert!(refused.len() == 1 && refused[0].kind() == ErrorKind::Busy, "{refused:?}");
+}
+
 /// Certificates of a test's own, made by openssl; false where it is missing.
 fn make_certificates(directory: &Path) -> bool {
     let openssl = |arguments: &str| {

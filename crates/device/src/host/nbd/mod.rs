@@ -37,6 +37,7 @@ use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use quire_format::superblock::{MAGIC, SLOT_BLOCKS};
 use session::NbdSession;
 use several::Several;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How long the first connection may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(15);
@@ -49,9 +50,9 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(1);
 /// `ReadOnly` if the export is read-only and is to be written; otherwise what the connection met.
 pub(super) fn open(address: NbdAddress, mode: OpenMode) -> Result<Arc<dyn Backend>> {
     let (session, export) = start(&address, mode)?;
-    let (session, ownership) = match mode {
-        OpenMode::Look => (session, None),
-        _ if export.bytes < VOLUME_BYTES_MIN => (session, None),
+    let (session, ownership, _claiming) = match mode {
+        OpenMode::Look => (session, None, None),
+        _ if export.bytes < VOLUME_BYTES_MIN => (session, None, None),
         OpenMode::ReadOnly | OpenMode::ReadWrite => claim(&address, mode, session)?,
     };
     let properties = Properties {
@@ -113,6 +114,10 @@ fn session_of(
     Ok(Arc::new(Several::new(sessions)))
 }
 
+/// Held from the look at a mark to the start of the beat: of two threads that open a volume at the same
+/// moment, the second finds the first.
+static CLAIMING: Mutex<()> = Mutex::new(());
+
 /// Respects the mark of another owner, and writes one of this process, if the export holds a volume and is to
 /// be written. Between two looks there is no connection: the owner may be without one, and is to have it
 /// back.
@@ -120,7 +125,7 @@ fn claim(
     address: &NbdAddress,
     mode: OpenMode,
     mut session: Arc<dyn Session>,
-) -> Result<(Arc<dyn Session>, Option<Ownership>)> {
+) -> Result<(Arc<dyn Session>, Option<Ownership>, Option<MutexGuard<'static, ()>>)> {
     let name = address.text();
     let ask = |session: &Arc<dyn Session>, request: Request| {
         ask_session(session, request, address.answer).map_err(|failure| match failure {
@@ -130,12 +135,14 @@ fn claim(
         })
     };
     let mut watch = Watch::new(name, address.takes_over);
-    let was_owned = loop {
+    let (was_owned, claiming) = loop {
+        let claiming = CLAIMING.lock().unwrap_or_else(PoisonError::into_inner);
         let found = mark_in(ask(&session, read_mark())?.as_ref());
         let was_owned = !matches!(found, Ok(None));
         match watch.judge(found)? {
-            Verdict::Free => break was_owned,
+            Verdict::Free => break (was_owned, claiming),
             Verdict::Wait => {
+                drop(claiming);
                 session.close();
                 thread::sleep(owner::INTERVAL);
                 (session, _) = start(address, mode).map_err(|error| {
@@ -147,18 +154,19 @@ fn claim(
         }
     };
     if mode != OpenMode::ReadWrite || !(was_owned || holds_volume(&session, &ask)?) {
-        return Ok((session, None));
+        return Ok((session, None, None));
     }
     let ownership = owner::ownership_of_this_process(address.answer, address.reconnect);
     ask(&session, write_mark(Some(&ownership.mark)))?;
     ask(&session, Request::Flush)?;
-    // Of two that open it at the same moment, one may find the other's here; else at its first beat.
+    // Of two processes that open it at the same moment, one may find the other's here; else at its first
+    // beat.
     let found = mark_in(ask(&session, read_mark())?.as_ref());
     if found.as_ref().ok().and_then(Option::as_ref) != Some(&ownership.mark) {
         let text = format!("{name} was opened by another process at the same moment");
         return Err(Error::new(ErrorKind::Busy, text));
     }
-    Ok((session, Some(ownership)))
+    Ok((session, Some(ownership), Some(claiming)))
 }
 
 /// Sends a request over a session and waits for the answer.
