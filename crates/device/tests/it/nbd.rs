@@ -181,10 +181,10 @@ fn a_long_flush_breaks_no_connection() {
         "get_size=echo 1048576",
         "pread=head -c $3 /dev/zero",
         "pwrite=cat >/dev/null",
-        "flush=sleep 5",
+        "flush=sleep 7",
     ];
     let Some(server) = Nbdkit::start(directory.path(), &arguments) else { return };
-    let backend = server.open("&answer=2&connections=1");
+    let backend = server.open("&answer=3&connections=1");
     let flush = std::thread::spawn({
         let backend = backend.clone();
         move || backend.flush()

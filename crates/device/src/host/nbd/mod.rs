@@ -117,6 +117,7 @@ fn session_of(
 /// Held from the look at a mark to the start of the beat: of two threads that open a volume at the same
 /// moment, the second finds the first.
 static CLAIMING: Mutex<()> = Mutex::new(());
+type Claiming = MutexGuard<'static, ()>;
 
 /// Respects the mark of another owner, and writes one of this process, if the export holds a volume and is to
 /// be written. Between two looks there is no connection: the owner may be without one, and is to have it
@@ -125,7 +126,7 @@ fn claim(
     address: &NbdAddress,
     mode: OpenMode,
     mut session: Arc<dyn Session>,
-) -> Result<(Arc<dyn Session>, Option<Ownership>, Option<MutexGuard<'static, ()>>)> {
+) -> Result<(Arc<dyn Session>, Option<Ownership>, Option<Claiming>)> {
     let name = address.text();
     let ask = |session: &Arc<dyn Session>, request: Request| {
         ask_session(session, request, address.answer).map_err(|failure| match failure {
