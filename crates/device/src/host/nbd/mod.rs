@@ -117,16 +117,14 @@ fn session_of(
 /// Held from the look at a mark to the start of the beat: of two threads that open a volume at the same
 /// moment, the second finds the first.
 static CLAIMING: Mutex<()> = Mutex::new(());
-type Claiming = MutexGuard<'static, ()>;
+
+/// The session to go on with, what was written to the export, and the lock of the claim.
+type Claimed = (Arc<dyn Session>, Option<Ownership>, Option<MutexGuard<'static, ()>>);
 
 /// Respects the mark of another owner, and writes one of this process, if the export holds a volume and is to
 /// be written. Between two looks there is no connection: the owner may be without one, and is to have it
 /// back.
-fn claim(
-    address: &NbdAddress,
-    mode: OpenMode,
-    mut session: Arc<dyn Session>,
-) -> Result<(Arc<dyn Session>, Option<Ownership>, Option<Claiming>)> {
+fn claim(address: &NbdAddress, mode: OpenMode, mut session: Arc<dyn Session>) -> Result<Claimed> {
     let name = address.text();
     let ask = |session: &Arc<dyn Session>, request: Request| {
         ask_session(session, request, address.answer).map_err(|failure| match failure {
