@@ -459,6 +459,11 @@ impl Mapping {
         end
     }
 
+    /// Whether the cache has nothing of blocks `[first, end)`.
+    pub fn is_free(&self, first: u64, end: u64) -> bool {
+        self.index.is_free(first, end)
+    }
+
     /// Whether nothing is dirty or being written.
     pub fn is_clean(&self) -> bool {
         self.list.lock().folios.is_empty()

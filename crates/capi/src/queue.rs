@@ -1,9 +1,9 @@
 //! Requests that hold no thread: reads, writes and fsyncs that a program submits to a queue, and whose
 //! completions it takes out when it likes.
 //!
-//! How a request is done depends on the file. With `O_DIRECT` it goes to the device at once, and a thread of
-//! the device ends it. Otherwise a read that the cache can answer ends at once; everything else goes to the
-//! queue's workers, which do what the plain functions do. An fsync goes to the volume's syncers, which serve
+//! How a request is done depends on the file. With `O_DIRECT` it goes to the device if that needs no waiting,
+//! and a thread of the device ends it. Otherwise a read that the cache can answer ends at once; everything
+//! else goes to the queue's workers, which do what the plain functions do. An fsync goes to the volume's syncers, which serve
 //! thousands together, and so does the durability of a group.
 //!
 //! A request shares the file, so the handle may be closed meanwhile; the completion gives that share up when
@@ -22,7 +22,7 @@ use crate::group::{Group, commit, taken};
 use crate::handle::{borrow, give, share, take};
 use crate::volume::{Volume, give_out};
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use quire::inodes::InodeGroup;
+use quire::inodes::{BufferDone, InodeGroup};
 use quire::{AlignedBuf, Durability, Error, ErrorKind, Result};
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Mutex, thread};
@@ -228,6 +228,11 @@ impl Begun {
         self.put(outcome);
     }
 
+    /// Ends it when something is durable, or is not.
+    fn when_done(self) -> Box<dyn FnOnce(Result<()>) + Send> {
+        Box::new(move |outcome| self.end(outcome.map(|()| 0).map_err(Failure::from)))
+    }
+
     fn put(&mut self, outcome: std::result::Result<u64, Failure>) {
         if let Some(object) = self.object.take() {
             self.list.end(Ended { tag: self.tag, outcome, _object: object });
@@ -248,10 +253,56 @@ impl Drop for Begun {
     }
 }
 
+/// Which way the bytes of a request go.
+#[derive(Clone, Copy)]
+enum Way {
+    Read,
+    Write,
+}
+
 impl Queue {
-    fn begin(&self, tag: Tag, object: Arc<dyn Any + Send + Sync>) -> Begun {
+    /// Begins a request and has `start` bring it on its way. The request ends whatever that does: where it
+    /// panics, as it is dropped. So the call that submits it has nothing to report any more.
+    fn submit(&self, tag: Tag, object: Arc<dyn Any + Send + Sync>, start: impl FnOnce(Begun)) -> Result<()> {
         self.list.begin();
-        Begun { list: self.list.clone(), tag, object: Some(object) }
+        let begun = Begun { list: self.list.clone(), tag, object: Some(object) };
+        let _ = catch(|| {
+            start(begun);
+            Ok(())
+        });
+        Ok(())
+    }
+
+    /// Has the device do it past the cache; or a worker, or this thread if the queue has none, what cannot be
+    /// sent off at once. `end` gets the buffer before the request ends, and how many bytes it holds.
+    fn direct(
+        &self,
+        begun: Begun,
+        (file, way): (Arc<File>, Way),
+        buffer: AlignedBuf,
+        offset: u64,
+        end: impl FnOnce(&AlignedBuf, usize) -> Result<()> + Send + 'static,
+    ) {
+        let done: BufferDone = Box::new(move |buffer, outcome| {
+            let outcome = outcome.and_then(|count| end(&buffer, count).map(|()| count as u64));
+            drop(buffer);
+            begun.end(outcome.map_err(Failure::from));
+        });
+        let (inodes, inode, flags) = (file.volume.inodes(), file.file.inode(), file.io_flags());
+        let unsent = match (&self.workers, way) {
+            (None, _) => Some((buffer, done)),
+            (_, Way::Read) => inodes.try_read_direct_then(inode, buffer, offset, done),
+            (_, Way::Write) => inodes.try_write_direct_then(inode, buffer, offset, flags, done),
+        };
+        if let Some((buffer, done)) = unsent {
+            self.run(move || {
+                let (inodes, inode) = (file.volume.inodes(), file.file.inode());
+                match way {
+                    Way::Read => inodes.read_direct_then(inode, buffer, offset, done),
+                    Way::Write => inodes.write_direct_then(inode, buffer, offset, flags, done),
+                }
+            });
+        }
     }
 
     /// Has a worker do it, or this thread if the queue has none.
@@ -259,7 +310,14 @@ impl Queue {
         self.run(move || begun.end(catch(work)));
     }
 
+    /// As [`Queue::work`], what ends its request itself; if it panics the request ends as it is dropped.
     fn run(&self, job: impl FnOnce() + Send + 'static) {
+        let job = move || {
+            let _ = catch(|| {
+                job();
+                Ok(())
+            });
+        };
         match &self.workers {
             Some(workers) => workers.run(Box::new(job)),
             None => job(),
@@ -267,10 +325,10 @@ impl Queue {
     }
 }
 
-/// Makes a queue. Up to `workers` threads do what cannot be done without waiting: buffered writes, and
-/// buffered reads that the cache cannot answer. They start when there is such work. With 0 such requests are
-/// done before their submission returns. Direct I/O and fsyncs need no workers. The order of requests is not
-/// kept: submit what depends on another request when that has been reaped.
+/// Makes a queue. Up to `workers` threads do what cannot be done without waiting: buffered writes, buffered
+/// reads that the cache cannot answer, and direct I/O that cannot go to the device at once. They start when
+/// there is such work. With 0 such requests are done before their submission returns. Fsyncs need no workers.
+/// The order of requests is not kept: submit what depends on another request when that has been reaped.
 ///
 /// Returns: 0 and a handle in `*queue`, which the caller gives to quire_queue_free; or a negative error
 /// number, and `*queue` is NULL.
@@ -363,7 +421,7 @@ pub unsafe extern "C" fn quire_queue_wait(
 }
 
 /// Submits what quire_pread does. With O_DIRECT, and offset, length and memory on boundaries of 4096 bytes,
-/// no thread waits for it.
+/// no thread waits for it, unless others are writing there or the cache has newer data.
 ///
 /// Returns: 0: its completion will come, with the same `user_data`; or a negative error number: it will not.
 /// Threads: any. The file's handle may be closed meanwhile. The memory belongs to the request until its
@@ -386,34 +444,31 @@ pub unsafe extern "C" fn quire_submit_pread(
         // SAFETY: the caller's promise.
         let out = unsafe { bytes_mut(buffer.cast(), length) }?;
         let memory = Memory { start: out.as_mut_ptr(), length };
-        let inodes = file.volume.inodes().clone();
         let direct = (file.is_direct() && file.reads()).then(|| memory.for_direct_io(false)).transpose()?;
-        let begun = queue.begin(Tag(user_data), file.clone());
-        if let Some(lent) = direct {
-            let done = Box::new(move |buffer: AlignedBuf, outcome: Result<usize>| {
-                if let Ok(count) = outcome {
-                    memory.take_from(&buffer, count);
-                }
-                drop(buffer);
-                begun.end(outcome.map(|count| count as u64).map_err(Failure::from));
-            });
-            inodes.read_direct_then(file.file.inode(), lent, offset, done);
-        } else if file.reads()
-            && let Some(count) = inodes.try_read_at(file.file.inode(), out, offset)
-        {
-            begun.end(Ok(count as u64));
-        } else {
-            queue.work(begun, move || {
-                // SAFETY: the caller's promise, until the request has been reaped.
-                file.file.read_at(unsafe { memory.bytes_mut() }?, offset).map(|count| count as u64)
-            });
-        }
-        Ok(())
+        queue.submit(Tag(user_data), file.clone(), |begun| {
+            if let Some(buffer) = direct {
+                let take = move |buffer: &AlignedBuf, count| {
+                    memory.take_from(buffer, count);
+                    Ok(())
+                };
+                queue.direct(begun, (file, Way::Read), buffer, offset, take);
+            } else if file.reads()
+                && let Some(count) = file.volume.inodes().try_read_at(file.file.inode(), out, offset)
+            {
+                begun.end(Ok(count as u64));
+            } else {
+                queue.work(begun, move || {
+                    // SAFETY: the caller's promise, until the request has been reaped.
+                    file.file.read_at(unsafe { memory.bytes_mut() }?, offset).map(|count| count as u64)
+                });
+            }
+        })
     })
 }
 
 /// Submits what quire_pwrite does. With O_DIRECT, inside the file, and with offset, length and memory on
-/// boundaries of 4096 bytes, no thread waits for it. With O_SYNC or O_DSYNC it is durable when it completes.
+/// boundaries of 4096 bytes, no thread waits for it, unless others use that place or the cache has data of
+/// it; else a worker does it. With O_SYNC or O_DSYNC it is durable when it completes.
 ///
 /// Returns: 0: its completion will come, with the same `user_data`; or a negative error number: it will not.
 /// Threads: as quire_submit_pread.
@@ -436,20 +491,13 @@ pub unsafe extern "C" fn quire_submit_pwrite(
         let data = unsafe { bytes(buffer.cast(), length) }?;
         let memory = Memory { start: data.as_ptr().cast_mut(), length };
         let direct = (file.is_direct() && file.writes()).then(|| memory.for_direct_io(true)).transpose()?;
-        let begun = queue.begin(Tag(user_data), file.clone());
-        if let Some(lent) = direct {
-            let done = Box::new(move |buffer: AlignedBuf, outcome: Result<usize>| {
-                drop(buffer);
-                begun.end(outcome.map(|count| count as u64).map_err(Failure::from));
-            });
-            file.volume.inodes().write_direct_then(file.file.inode(), lent, offset, file.io_flags(), done);
-        } else {
-            queue.work(begun, move || {
+        queue.submit(Tag(user_data), file.clone(), |begun| match direct {
+            Some(buffer) => queue.direct(begun, (file, Way::Write), buffer, offset, |_, _| Ok(())),
+            None => queue.work(begun, move || {
                 // SAFETY: the caller's promise, until the request has been reaped.
                 file.file.write_at(unsafe { memory.bytes() }?, offset).map(|count| count as u64)
-            });
-        }
-        Ok(())
+            }),
+        })
     })
 }
 
@@ -473,10 +521,9 @@ pub unsafe extern "C" fn quire_submit_fsync(
         let (queue, file) = unsafe { (borrow(queue, "queue")?, share(file, "file")?) };
         // SAFETY: the caller's promise.
         let how = sync_options(&unsafe { self::options(options, "sync options") }?)?;
-        let begun = queue.begin(Tag(user_data), file.clone());
-        let done = Box::new(move |outcome: Result<()>| begun.end(outcome.map(|()| 0).map_err(Failure::from)));
-        file.volume.inodes().fsync_then(file.file.inode(), &how, done);
-        Ok(())
+        queue.submit(Tag(user_data), file.clone(), |begun| {
+            file.volume.inodes().fsync_then(file.file.inode(), &how, begun.when_done());
+        })
     })
 }
 
@@ -511,9 +558,9 @@ pub unsafe extern "C" fn quire_submit_volume_sync(
     status(|| {
         // SAFETY: the caller's promise.
         let (queue, volume) = unsafe { (borrow(queue, "queue")?, share(volume, "volume")?) };
-        let begun = queue.begin(Tag(user_data), volume.clone());
-        queue.work(begun, move || volume.get().sync().map(|()| 0));
-        Ok(())
+        queue.submit(Tag(user_data), volume.clone(), |begun| {
+            queue.work(begun, move || volume.get().sync().map(|()| 0));
+        })
     })
 }
 
@@ -541,15 +588,11 @@ pub unsafe extern "C" fn quire_submit_group_commit(
         let commit = commit(how, lazy_ms)?;
         // SAFETY: the caller's promise.
         let queue = unsafe { borrow(queue, "queue") }?;
-        let begun = queue.begin(Tag(user_data), Arc::new(()));
-        let done = Box::new(move |outcome: Result<()>| begun.end(outcome.map(|()| 0).map_err(Failure::from)));
-        queue.run(move || {
-            // If that panics the request ends as it is dropped.
-            let _ = catch(|| {
-                InodeGroup::from(group).commit_then(commit, done);
-                Ok(())
-            });
-        });
-        Ok(())
+        queue.submit(Tag(user_data), Arc::new(()), |begun| {
+            queue.run(move || InodeGroup::from(group).commit_then(commit, begun.when_done()));
+        })
     })
 }
+
+#[cfg(test)]
+mod tests;

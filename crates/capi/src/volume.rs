@@ -38,7 +38,7 @@ pub const QUIRE_GAUGE: u32 = 1;
 
 /// An open volume.
 pub struct Volume {
-    volume: quire::Volume,
+    pub(crate) volume: quire::Volume,
 }
 
 /// How a volume is made. Set `size` to the structure's size; zero in any other field is the default.

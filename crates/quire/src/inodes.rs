@@ -43,7 +43,7 @@ use quire_format::properties::Properties;
 
 pub use crate::attributes::{SetAttributes, SetTime, without_privileges};
 pub use crate::file::IoFlags;
-pub use crate::file::direct_async::BufferDone;
+pub use crate::file::direct_async::{BufferDone, Unsent};
 pub use crate::file::fallocate::FallocateMode;
 pub use crate::file::fsync::Completion;
 pub use crate::group::InodeGroup;
@@ -247,6 +247,19 @@ impl Inodes {
         self.engine().read_direct_async(inode, offset, buffer, done);
     }
 
+    /// As [`Inodes::read_direct_then`], if it can be sent off and that needs no waiting; else gives buffer and
+    /// `done` back.
+    #[must_use]
+    pub fn try_read_direct_then(
+        &self,
+        inode: &InodeRef,
+        buffer: AlignedBuf,
+        offset: u64,
+        done: BufferDone,
+    ) -> Option<Unsent> {
+        self.engine().send_read(inode, offset, buffer, done, false)
+    }
+
     /// Writes past the cache without holding the caller: `done` gets the buffer back, and how many bytes were
     /// written. A request that grows the file, fills holes, appends, or is not on block boundaries is done
     /// before this returns. With [`IoFlags::SYNC`] or [`IoFlags::DATASYNC`] it is done when it is durable.
@@ -261,6 +274,20 @@ impl Inodes {
         done: BufferDone,
     ) {
         self.engine().write_direct_async(inode, offset, buffer, flags, done);
+    }
+
+    /// As [`Inodes::write_direct_then`], if it can be sent off and that needs no waiting; else gives buffer
+    /// and `done` back.
+    #[must_use]
+    pub fn try_write_direct_then(
+        &self,
+        inode: &InodeRef,
+        buffer: AlignedBuf,
+        offset: u64,
+        flags: IoFlags,
+        done: BufferDone,
+    ) -> Option<Unsent> {
+        self.engine().send_write(inode, offset, buffer, flags, done, false)
     }
 
     /// Sets a file's size in bytes; what is gained reads as zeros.

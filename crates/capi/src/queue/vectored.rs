@@ -6,9 +6,9 @@
 //!
 //! Neighbours: [`super`] has requests with one buffer.
 
-use super::{Memory, Queue, Tag};
+use super::{Memory, Queue, Tag, Way};
 use crate::arguments::{buffers, buffers_mut, bytes, bytes_mut};
-use crate::error::{Failure, status};
+use crate::error::status;
 use crate::file::File;
 use crate::handle::{borrow, share};
 use libc::iovec;
@@ -106,21 +106,17 @@ pub unsafe extern "C" fn quire_submit_preadv(
         let memory = |part: &mut IoSliceMut<'_>| Memory { start: part.as_mut_ptr(), length: part.len() };
         let memory = Buffers(given.iter_mut().map(memory).collect());
         let direct = (file.is_direct() && file.reads()).then(|| memory.for_direct_io()).transpose()?;
-        let begun = queue.begin(Tag(user_data), file.clone());
-        if let Some(whole) = direct {
-            let done = Box::new(move |whole: AlignedBuf, outcome: Result<usize>| {
-                let outcome = outcome.and_then(|count| {
+        queue.submit(Tag(user_data), file.clone(), |begun| match direct {
+            Some(whole) => {
+                let spread = move |whole: &AlignedBuf, count: usize| {
                     // SAFETY: the caller's promise, until the request has been reaped.
-                    unsafe { memory.spread(&whole[..count.min(whole.len())]) }.map(|()| count as u64)
-                });
-                begun.end(outcome.map_err(Failure::from));
-            });
-            file.volume.inodes().read_direct_then(file.file.inode(), whole, offset, done);
-        } else {
+                    unsafe { memory.spread(&whole[..count.min(whole.len())]) }
+                };
+                queue.direct(begun, (file, Way::Read), whole, offset, spread);
+            }
             // SAFETY: the caller's promise, until the request has been reaped.
-            queue.work(begun, move || unsafe { memory.read(&file, offset) });
-        }
-        Ok(())
+            None => queue.work(begun, move || unsafe { memory.read(&file, offset) }),
+        })
     })
 }
 
@@ -155,17 +151,10 @@ pub unsafe extern "C" fn quire_submit_pwritev(
             unsafe { memory.gather(&mut whole) }.map(|()| whole)
         };
         let direct = (file.is_direct() && file.writes()).then(gather).transpose()?;
-        let begun = queue.begin(Tag(user_data), file.clone());
-        if let Some(whole) = direct {
-            let done = Box::new(move |whole: AlignedBuf, outcome: Result<usize>| {
-                drop(whole);
-                begun.end(outcome.map(|count| count as u64).map_err(Failure::from));
-            });
-            file.volume.inodes().write_direct_then(file.file.inode(), whole, offset, file.io_flags(), done);
-        } else {
+        queue.submit(Tag(user_data), file.clone(), |begun| match direct {
+            Some(whole) => queue.direct(begun, (file, Way::Write), whole, offset, |_, _| Ok(())),
             // SAFETY: the caller's promise, until the request has been reaped.
-            queue.work(begun, move || unsafe { memory.write(&file, offset) });
-        }
-        Ok(())
+            None => queue.work(begun, move || unsafe { memory.write(&file, offset) }),
+        })
     })
 }

@@ -18,7 +18,7 @@ use crate::engine::Engine;
 use crate::gate::GateState;
 use crate::inode::{Inode, InodeRef};
 use quire_base::sync::{Arc, SIMULATED};
-use quire_base::{BLOCK_SIZE, Result};
+use quire_base::{BLOCK_SIZE, Result, patience};
 use quire_cache::{Backing, Placement, Room};
 use quire_device::{AlignedBuf, IoClass, is_aligned};
 
@@ -193,6 +193,9 @@ impl Engine {
     /// block that has a record: a replay would put that content back over what is written in place.
     pub(super) fn clear_for_direct_write(&self, inode: &Inode, first: u64, last: u64) -> Result<bool> {
         if let Some(mapping) = inode.mapping.get() {
+            if !mapping.is_free(first, last) {
+                patience::check("cached blocks to be written back and dropped")?;
+            }
             mapping.write_back(first, last)?;
         }
         if self.has_recorded(inode, first, last - first)? {

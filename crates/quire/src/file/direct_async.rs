@@ -5,7 +5,8 @@
 //! request: they are given back when its last transfer has ended, for O_SYNC and O_DSYNC when it is durable
 //! as well. The caller's `done` runs then, on a thread of the device or a syncer. Any other request (growing,
 //! into holes, unaligned) is done before the call returns, as Linux does with asynchronous I/O that has to
-//! allocate.
+//! allocate; or it is given back, as is one that would have to wait before it can be sent off, to a caller
+//! who asks for that ([`Engine::send_read`], [`Engine::send_write`]).
 //!
 //! Invariants: what a transfer reads into or writes from is the request's own buffer; completion waits for
 //! nothing: the reference to the inode, whose last drop may wait, goes to a syncer
@@ -22,12 +23,15 @@ use crate::gate::{Counted, GateState};
 use crate::inode::InodeRef;
 use quire_base::sync::atomic::{AtomicUsize, Ordering};
 use quire_base::sync::{Arc, Mutex};
-use quire_base::{BLOCK_SIZE, BlockNo, Error, Result};
+use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result, patience};
 use quire_cache::{Backing, Home};
 use quire_device::{AlignedBuf, Io, IoClass, IoOp, Segment};
 
 /// Called once with the buffer of an asynchronous request, and how many bytes were read or written.
 pub type BufferDone = Box<dyn FnOnce(AlignedBuf, Result<usize>) + Send>;
+
+/// A request that was not sent off: its buffer, and what was to be called.
+pub type Unsent = (AlignedBuf, BufferDone);
 
 /// Most bytes of one transfer.
 const TRANSFER_BYTES: usize = 1 << 20;
@@ -85,26 +89,13 @@ impl Engine {
         self: &Arc<Engine>,
         inode: &InodeRef,
         offset: u64,
-        mut buffer: AlignedBuf,
+        buffer: AlignedBuf,
         done: BufferDone,
     ) {
-        let planned = inode.check_regular().and_then(|()| self.plan_read(inode, offset, &mut buffer));
-        let (held, transfers, len) = match planned {
-            Ok(Some(plan)) => plan,
-            Ok(None) => {
-                let read = self.read(inode, offset, &mut buffer, IoFlags::DIRECT);
-                return done(buffer, read);
-            }
-            Err(error) => return done(buffer, Err(error)),
-        };
-        inode.touch_read();
-        self.start(IoOp::Read, buffer, transfers, move |mut buffer, outcome| {
-            drop(held);
-            // The rest of the last block is nobody's.
-            let tail = len.next_multiple_of(BLOCK_SIZE).min(buffer.len());
-            buffer[len..tail].fill(0);
-            done(buffer, outcome.map(|()| len));
-        });
+        if let Some((mut buffer, done)) = self.send_read(inode, offset, buffer, done, true) {
+            let read = self.read(inode, offset, &mut buffer, IoFlags::DIRECT);
+            done(buffer, read);
+        }
     }
 
     /// Writes `buffer` past the cache; see the module's documentation.
@@ -116,27 +107,71 @@ impl Engine {
         flags: IoFlags,
         done: BufferDone,
     ) {
-        let flags = flags | IoFlags::DIRECT;
-        let change = match self.begin_change() {
-            Ok(change) => change,
-            Err(error) => return done(buffer, Err(error)),
+        if let Some((buffer, done)) = self.send_write(inode, offset, buffer, flags, done, true) {
+            let written = self.write(inode, offset, &buffer, flags | IoFlags::DIRECT);
+            done(buffer, written.map(|(_, written)| written));
+        }
+    }
+
+    /// Sends a read off, or gives back what it was given. Waits only if it `may_wait`.
+    pub(crate) fn send_read(
+        self: &Arc<Engine>,
+        inode: &InodeRef,
+        offset: u64,
+        mut buffer: AlignedBuf,
+        done: BufferDone,
+        may_wait: bool,
+    ) -> Option<Unsent> {
+        let plan = || inode.check_regular().and_then(|()| self.plan_read(inode, offset, &mut buffer));
+        let (held, transfers, len) = match planned(may_wait, plan) {
+            Ok(Some(plan)) => plan,
+            Ok(None) => return Some((buffer, done)),
+            Err(error) => {
+                done(buffer, Err(error));
+                return None;
+            }
         };
-        let planned = inode.check_regular().and_then(|()| {
+        inode.touch_read();
+        self.start(IoOp::Read, buffer, transfers, move |mut buffer, outcome| {
+            drop(held);
+            // The rest of the last block is nobody's.
+            let tail = len.next_multiple_of(BLOCK_SIZE).min(buffer.len());
+            buffer[len..tail].fill(0);
+            done(buffer, outcome.map(|()| len));
+        });
+        None
+    }
+
+    /// Sends a write off, or gives back what it was given. Waits only if it `may_wait`.
+    pub(crate) fn send_write(
+        self: &Arc<Engine>,
+        inode: &InodeRef,
+        offset: u64,
+        buffer: AlignedBuf,
+        flags: IoFlags,
+        done: BufferDone,
+        may_wait: bool,
+    ) -> Option<Unsent> {
+        let plan = || {
+            let change = self.begin_change()?;
+            inode.check_regular()?;
             if !flags.contains(IoFlags::KEEP_PRIVILEGES) {
                 self.clear_privileges(inode)?;
             }
-            self.plan_overwrite(inode, offset, &buffer, flags)
-        });
-        let (mut held, transfers) = match planned {
-            Ok(Some(plan)) => plan,
-            Ok(None) => {
-                drop(change);
-                let written = self.write(inode, offset, &buffer, flags).map(|(_, written)| written);
-                return done(buffer, written);
-            }
-            Err(error) => return done(buffer, Err(error)),
+            let plan = self.plan_overwrite(inode, offset, &buffer, flags)?;
+            Ok(plan.map(|(mut held, transfers)| {
+                held.change = Some(change.into_number());
+                (held, transfers)
+            }))
         };
-        held.change = Some(change.into_number());
+        let (held, transfers) = match planned(may_wait, plan) {
+            Ok(Some(plan)) => plan,
+            Ok(None) => return Some((buffer, done)),
+            Err(error) => {
+                done(buffer, Err(error));
+                return None;
+            }
+        };
         let engine = self.clone();
         self.start(IoOp::Write, buffer, transfers, move |buffer, outcome| {
             let len = buffer.len();
@@ -155,6 +190,7 @@ impl Engine {
             drop(held);
             done(buffer, outcome.map(|()| len));
         });
+        None
     }
 
     /// What a read needs to be sent off, and the bytes that it will give; `None`: it is done by the
@@ -169,7 +205,7 @@ impl Engine {
             return Ok(None);
         }
         let end = range_end(offset, buffer.len() as u64)?;
-        let held = self.hold(inode, offset, end, false);
+        let held = self.hold(inode, offset, end, false)?;
         let size = inode.size();
         if offset >= size {
             return Ok(None);
@@ -177,6 +213,9 @@ impl Engine {
         let len = (size - offset).min(buffer.len() as u64) as usize;
         let (first, last) = (offset / BLOCK_SIZE as u64, (offset + len as u64).div_ceil(BLOCK_SIZE as u64));
         if let Some(mapping) = inode.mapping.get() {
+            if !mapping.is_clean() && !mapping.is_free(first, last) {
+                patience::check("cached blocks to be written back")?;
+            }
             mapping.write_back(first, last)?;
         }
         let mut transfers = Vec::new();
@@ -212,7 +251,7 @@ impl Engine {
             return Ok(None);
         }
         let end = offset + buffer.len() as u64;
-        let held = self.hold(inode, offset, end, true);
+        let held = self.hold(inode, offset, end, true)?;
         // A truncate may have come before the gate opened.
         if end > inode.size() {
             return Ok(None);
@@ -239,11 +278,17 @@ impl Engine {
         Ok(Some((held, transfers)))
     }
 
-    /// Enters the gate and locks the range, waiting for both.
-    fn hold(self: &Arc<Engine>, inode: &InodeRef, start: u64, end: u64, exclusive: bool) -> Held {
-        let permit = inode.gate.enter(GateState::Direct).into_counted();
-        let range = inode.ranges.lock(start, end, exclusive).into_ticket();
-        Held { inode: Some(inode.clone()), permit: Some(permit), range, change: None, engine: self.clone() }
+    /// Enters the gate and locks the range; an error where one of them is taken and the thread may not wait.
+    fn hold(self: &Arc<Engine>, inode: &InodeRef, start: u64, end: u64, exclusive: bool) -> Result<Held> {
+        let (permit, range) = if patience::may_wait() {
+            (inode.gate.enter(GateState::Direct), inode.ranges.lock(start, end, exclusive))
+        } else {
+            let taken = || Error::new(ErrorKind::WouldBlock, "others use the file");
+            let permit = inode.gate.try_enter(GateState::Direct).ok_or_else(taken)?;
+            (permit, inode.ranges.try_lock(start, end, exclusive).ok_or_else(taken)?)
+        };
+        let (permit, range) = (Some(permit.into_counted()), range.into_ticket());
+        Ok(Held { inode: Some(inode.clone()), permit, range, change: None, engine: self.clone() })
     }
 
     /// Sends the transfers off; `end` gets the buffer back when all have ended.
@@ -275,6 +320,17 @@ impl Engine {
             })
             .collect();
         self.store.device.submit(IoClass::Data, ios);
+    }
+}
+
+/// The outcome of planning a request; `None` as well where that would have to wait and may not.
+fn planned<T>(may_wait: bool, plan: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>> {
+    if may_wait {
+        return plan();
+    }
+    match patience::at_once(plan) {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+        outcome => outcome,
     }
 }
 

@@ -85,6 +85,17 @@ impl RangeLock {
         RangeGuard { lock: self, ticket }
     }
 
+    /// As [`RangeLock::lock`], if no range has to be waited for.
+    pub fn try_lock(&self, start: u64, end: u64, exclusive: bool) -> Option<RangeGuard<'_>> {
+        let mut ranges = self.ranges.lock();
+        let mut conflicts = 0;
+        ranges.for_conflicts(start, end, exclusive, |_| conflicts += 1);
+        (conflicts == 0).then(|| {
+            let ticket = ranges.add(start, Range { end, exclusive, conflicts, wake: None });
+            RangeGuard { lock: self, ticket }
+        })
+    }
+
     /// The guard of a ticket that [`RangeGuard::into_ticket`] gave.
     pub fn resume(&self, ticket: RangeTicket) -> RangeGuard<'_> {
         RangeGuard { lock: self, ticket }
@@ -155,6 +166,8 @@ mod tests {
         let lock = RangeLock::new();
         let first = lock.lock(0, 10, true);
         drop(lock.lock(10, 20, true));
+        assert!(lock.try_lock(9, 11, false).is_none());
+        drop(lock.try_lock(10, 20, true).expect("nobody has it"));
         drop(first);
         let _a = lock.lock(0, 10, false);
         drop(lock.lock(5, 6, false));

@@ -138,6 +138,42 @@ fn what_cannot_be_sent_off_is_done_at_once() {
     volume.close().unwrap();
 }
 
+/// A caller who asks for that gets back what would have to wait before it can be sent off, or cannot be sent
+/// off at all.
+#[test]
+fn what_would_wait_is_given_back() {
+    let (device, volume) = volume(false);
+    let file = file(&volume, 1);
+    let inodes = volume.inodes();
+    let sends = |block: usize, reads: bool| {
+        let (data, at, done) = (blocks(1, 9), (block * BLOCK) as u64, Box::new(|_, _| {}));
+        match reads {
+            true => inodes.try_read_direct_then(&file, data, at, done).is_none(),
+            false => inodes.try_write_direct_then(&file, data, at, IoFlags::empty(), done).is_none(),
+        }
+    };
+    let reads = |block| sends(block, true);
+    let writes = |block| sends(block, false);
+    assert!(reads(5) && !writes(5), "a cached block is read past the cache, and written where it is dropped");
+    assert!(!writes(BLOCKS) && !reads(BLOCKS), "behind the end");
+    let drop_cached =
+        || write(&volume, &file, 0, blocks(BLOCKS, 2), IoFlags::empty()).recv().unwrap().1.unwrap();
+    drop_cached();
+    assert!(writes(5));
+    volume.inodes().write_at(&file, &[3; BLOCK], 7 * BLOCK as u64, IoFlags::empty()).unwrap();
+    assert!(!reads(7) && !writes(7) && reads(40) && writes(40), "block 7 is dirty");
+    drop_cached();
+    device.set_hold(Hold::Submitted);
+    assert!(writes(5) && !reads(5) && !writes(5), "a write of block 5 is under way");
+    device.set_hold(Hold::Nothing);
+    assert!(device.release(0));
+    let frozen = volume.freeze().unwrap();
+    assert!(!writes(5) && reads(5));
+    drop(frozen);
+    assert!(writes(5));
+    volume.close().unwrap();
+}
+
 #[test]
 fn a_synchronous_one_is_durable_when_it_is_done() {
     let (device, volume) = volume(true);
@@ -204,14 +240,21 @@ fn many_in_flight_stay_coherent_with_the_cache() {
                     outcome.unwrap();
                     ended.fetch_sub(1, Ordering::AcqRel);
                 });
-                volume.inodes().write_direct_then(&file, blocks(3, round as u8), at, IoFlags::empty(), done);
+                let (inodes, flags) = (volume.inodes(), IoFlags::empty());
+                let data = blocks(3, round as u8);
+                if let Some((data, done)) = inodes.try_write_direct_then(&file, data, at, flags, done) {
+                    inodes.write_direct_then(&file, data, at, flags, done);
+                }
             } else {
                 let done = Box::new(move |buffer: AlignedBuf, outcome: quire::Result<usize>| {
                     assert_eq!(outcome.unwrap(), 3 * BLOCK);
                     assert!(buffer.chunks(BLOCK).all(|block| block.iter().all(|byte| *byte == block[0])));
                     ended.fetch_sub(1, Ordering::AcqRel);
                 });
-                volume.inodes().read_direct_then(&file, blocks(3, 0), at, done);
+                let inodes = volume.inodes();
+                if let Some((buffer, done)) = inodes.try_read_direct_then(&file, blocks(3, 0), at, done) {
+                    inodes.read_direct_then(&file, buffer, at, done);
+                }
             }
         }
         while in_flight.load(Ordering::Acquire) > 0 {
