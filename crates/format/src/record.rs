@@ -331,18 +331,27 @@ impl Encoder {
     }
 }
 
-/// Reads and checks a whole transaction: at least one change, nothing left over, nothing that could not be
-/// applied. Allocates no more than a small multiple of `bytes`.
-pub fn decode(bytes: &[u8]) -> Result<Vec<Change>> {
-    let mut cursor = Cursor::new(bytes, "transaction");
-    let mut changes = Vec::new();
-    while cursor.remaining() > 0 {
-        changes.push(decode_change(&mut cursor)?);
-    }
-    if changes.is_empty() {
+/// Checks a whole transaction and gives its changes: at least one, nothing left over, nothing that could not
+/// be applied. A change is made when it is asked for: all of them at once can take thirty times the memory of
+/// `bytes`.
+pub fn changes(bytes: &[u8]) -> Result<impl Iterator<Item = Change>> {
+    if bytes.is_empty() {
         return Err(Error::corrupt("transaction without changes"));
     }
-    Ok(changes)
+    let one_by_one = || {
+        let mut cursor = Cursor::new(bytes, "transaction");
+        std::iter::from_fn(move || (cursor.remaining() > 0).then(|| decode_change(&mut cursor)))
+    };
+    for change in one_by_one() {
+        change?;
+    }
+    // The same bytes decode to the same changes.
+    Ok(one_by_one().map_while(Result::ok))
+}
+
+/// As [`changes`], all of them at once: for small transactions.
+pub fn decode(bytes: &[u8]) -> Result<Vec<Change>> {
+    Ok(changes(bytes)?.collect())
 }
 
 fn decode_change(cursor: &mut Cursor<'_>) -> Result<Change> {

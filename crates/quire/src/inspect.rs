@@ -32,11 +32,11 @@ pub fn superblocks(backend: Arc<dyn Backend>) -> [SlotCopies; 2] {
 pub fn journal(
     backend: Arc<dyn Backend>,
     superblock: &Superblock,
-    visit: &mut dyn FnMut(Seq, Vec<Change>),
+    visit: &mut dyn FnMut(Seq, &mut dyn Iterator<Item = Change>),
 ) -> Result<ReplayEnd> {
     let config = ReplayConfig::of(superblock);
     replay(&Device::new(backend), &config, &mut |seq, payload| {
-        visit(seq, record::decode(payload)?);
+        visit(seq, &mut record::changes(payload)?);
         Ok(())
     })
 }

@@ -55,7 +55,7 @@ pub fn journal(volume: &Path, json: bool, line: &mut Line<'_>) -> Result<()> {
         if !go_on {
             return;
         }
-        let changes: Vec<String> = changes.iter().map(|change| change.describe()).collect();
+        let changes: Vec<String> = changes.map(|change| change.describe()).collect();
         go_on = line(if json {
             json!({ "seq": seq.0, "changes": changes }).to_string()
         } else {

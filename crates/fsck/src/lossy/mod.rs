@@ -247,7 +247,7 @@ fn assemble(
     let mut shrunk = Vec::new();
     let from = mapped.unwrap_or(base);
     let _ = inspect::journal(backend.clone(), &from.superblock, &mut |_, changes| {
-        shrunk.extend(changes.into_iter().filter_map(|change| match change {
+        shrunk.extend(changes.filter_map(|change| match change {
             Change::PoolShrink { start, blocks } => Some(Run::new(start, blocks.into())),
             _ => None,
         }));

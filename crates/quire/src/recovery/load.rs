@@ -147,7 +147,7 @@ pub struct JournalCut {
 
 impl JournalCut {
     fn note(&mut self, payload: &[u8]) {
-        for change in record::decode(payload).into_iter().flatten() {
+        for change in record::changes(payload).into_iter().flatten() {
             match change {
                 Change::Extents { inode, inserted, .. } => {
                     self.later.extend(inserted.iter().map(|extent| (Some(inode), extent.run())));
@@ -219,7 +219,7 @@ pub(super) fn load_from(
     let (end, unreadable) = match how {
         Replay::Whole { at_least } => {
             let end = replay(device, &config, &mut |seq, payload| {
-                for change in record::decode(payload)? {
+                for change in record::changes(payload)? {
                     target.apply(&change, seq).map_err(|error| {
                         let of_reading = matches!(error.kind(), ErrorKind::Io | ErrorKind::NoMemory);
                         let error = if of_reading { error } else { error.with_kind(ErrorKind::Corrupt) };
@@ -241,7 +241,7 @@ pub(super) fn load_from(
         Replay::Nothing => (superblock.sequence, Vec::new()),
         Replay::Readable => {
             let mut apply = |seq, payload: &[u8]| {
-                for change in record::decode(payload)? {
+                for change in record::changes(payload)? {
                     target.apply_to_remains(&change, seq)?;
                 }
                 report.records += 1;
