@@ -22,6 +22,7 @@
 
 use crate::record::cursor::Cursor;
 use crate::snapshot::Snapshot;
+use crate::superblock::COUNTER_MAX;
 use quire_base::{Error, Result, Timestamp};
 use std::fmt;
 use std::str::FromStr;
@@ -93,6 +94,17 @@ pub struct Position {
     pub checksum: u32,
 }
 
+impl Position {
+    /// An error unless a stream can have come so far.
+    pub(crate) fn check(self) -> Result<Position> {
+        let Position { items, bytes, .. } = self;
+        if items >= COUNTER_MAX || bytes >= COUNTER_MAX {
+            return Err(Error::corrupt(format!("a stream goes on behind {items} items, {bytes} bytes")));
+        }
+        Ok(self)
+    }
+}
+
 /// Which stream, and from where on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token {
@@ -122,7 +134,7 @@ impl Token {
         }
         let parent = SnapshotId::read_optional(cursor)?;
         let position = Position { items: cursor.u64()?, bytes: cursor.u64()?, checksum: cursor.u32()? };
-        Ok(Token { id, parent, position })
+        Ok(Token { id, parent, position: position.check()? })
     }
 }
 
@@ -222,6 +234,17 @@ mod tests {
         let id = SnapshotId { volume: [7; 16], number: 3, created: Timestamp(-9) };
         let position = Position { items: 1, bytes: 0x0203, checksum: 4 };
         Unfinished { id, parent, position, base: 5, own_base: parent.is_none(), name: "né".into() }
+    }
+
+    /// The token of a position at the end of what a word counts was taken, and the next item had no number.
+    #[test]
+    fn no_position_is_so_far_that_counting_on_overflows() {
+        for (items, bytes) in [(u64::MAX, 0), (0, COUNTER_MAX)] {
+            let position = Position { items, bytes, checksum: 4 };
+            let value = Unfinished { position, ..unfinished(None) };
+            assert!(Unfinished::decode(&value.encode()).is_err());
+            assert!(value.token().to_string().parse::<Token>().is_err());
+        }
     }
 
     #[test]

@@ -127,7 +127,7 @@ impl Header {
         let (items, bytes) = (cursor.u64()?, cursor.u64()?);
         let hash_seed = [cursor.u64()?, cursor.u64()?];
         let (blocks, total) = (cursor.u64()?, cursor.u64()?);
-        let position = Position { items, bytes, checksum: cursor.u32()? };
+        let position = Position { items, bytes, checksum: cursor.u32()? }.check()?;
         let len = cursor.u8()?;
         let name = std::str::from_utf8(cursor.bytes(len.into())?).map_err(|_| odd("the name is not text"))?;
         Snapshot::check_name(name).map_err(|error| odd(&error.to_string()))?;

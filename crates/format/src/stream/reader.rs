@@ -16,7 +16,6 @@ pub struct StreamReader<'r> {
     position: Position,
     /// Bytes that have been read of this input.
     read: u64,
-    blocks: u64,
     ended: bool,
     buffer: Vec<u8>,
 }
@@ -27,14 +26,8 @@ impl<'r> StreamReader<'r> {
     /// Errors: those of [`Header::decode`]; `UnexpectedEof`; `Io`.
     pub fn open(input: &'r mut dyn Read) -> Result<(Header, StreamReader<'r>)> {
         let mut block = [0; HEADER_BYTES];
-        let mut reader = StreamReader {
-            input,
-            position: Position::default(),
-            read: 0,
-            blocks: 0,
-            ended: false,
-            buffer: Vec::new(),
-        };
+        let mut reader =
+            StreamReader { input, position: Position::default(), read: 0, ended: false, buffer: Vec::new() };
         reader.fill(&mut block, "its header")?;
         let header = Header::decode(&block)?;
         reader.position = header.position();
@@ -87,7 +80,6 @@ impl<'r> StreamReader<'r> {
         self.read += bytes;
         self.position =
             Position { items: number + 1, bytes: self.position.bytes.saturating_add(bytes), checksum };
-        self.blocks = self.blocks.saturating_add(item.blocks());
         self.ended = matches!(item, Item::End(_));
         if let Item::End(totals) = &item
             && totals.items != number

@@ -101,6 +101,20 @@ fn counting_gives_what_writing_takes() {
     assert_eq!(writer.blocks(), 2 + (1 << 40));
 }
 
+/// A sealed header said that so many items lay before the stream that the number after its first one
+/// overflowed.
+#[test]
+fn a_position_that_no_stream_comes_to_is_refused() {
+    let position = Position { items: u64::MAX, bytes: HEADER_BYTES as u64, checksum: 3 };
+    let mut out = Vec::new();
+    StreamWriter::new(&mut out, &Header { resumed: Some(position), ..header() }).unwrap();
+    let mut item = [&[2, 0, 0, 0, 8, 0, 0, 0][..], &u64::MAX.to_le_bytes(), &5u64.to_le_bytes()].concat();
+    item.extend(crc32c::crc32c_append(position.checksum, &item).to_le_bytes());
+    out.extend(item);
+    let (count, outcome) = read(&out);
+    assert_eq!((count, outcome.unwrap_err().kind()), (0, ErrorKind::Corrupt));
+}
+
 /// A stream that is cut anywhere goes on from the last whole item with the bytes that it would have had.
 #[test]
 fn the_rest_of_a_broken_stream_is_the_same() {
