@@ -3,7 +3,7 @@
 //!
 //! Input: byte 0 chooses the decoder, the rest are its bytes.
 
-use quire_format::{dirent, extent, inode, logged, owner, record, region, xattr};
+use quire_format::{dirent, extent, inode, logged, owner, receive, record, region, scrub, snapshot, xattr};
 
 /// Runs one input.
 pub fn run(input: &[u8]) {
@@ -46,7 +46,27 @@ pub fn run(input: &[u8]) {
         _ => {
             drop(xattr::assemble(bytes.chunks(300)));
             owner_mark(bytes);
+            of_snapshots(bytes);
         }
+    }
+}
+
+/// What the table of snapshots holds, and what a superblock says of scrubs.
+fn of_snapshots(bytes: &[u8]) {
+    if let Ok(found) = snapshot::Snapshot::decode(bytes) {
+        assert_eq!(snapshot::Snapshot::decode(&found.encode()).ok(), Some(found));
+    }
+    if let Ok(found) = receive::SnapshotId::decode(bytes) {
+        assert_eq!(&found.encode()[..], bytes);
+    }
+    if let Ok(found) = receive::Unfinished::decode(bytes) {
+        assert_eq!(found.encode(), bytes, "the encoding is canonical");
+        let token = found.token();
+        assert_eq!(token.to_string().parse().ok(), Some(token));
+    }
+    drop(String::from_utf8_lossy(bytes).parse::<receive::Token>());
+    if let Some(found) = bytes.first_chunk().and_then(scrub::LastScrub::decode) {
+        assert_eq!(scrub::LastScrub::decode(&scrub::LastScrub::encode(Some(&found))), Some(found));
     }
 }
 

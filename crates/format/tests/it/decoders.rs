@@ -3,14 +3,17 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use quire_base::{BlockNo, ErrorKind, InodeNo, Result, Timestamp};
+use quire_base::{BLOCK_SIZE, BlockNo, ErrorKind, InodeNo, Result, Timestamp};
 use quire_format::dirent::{Entry, cookie};
 use quire_format::extent::Extent;
 use quire_format::inode::{FileType, InodeRecord};
 use quire_format::key::Key;
 use quire_format::logged::LoggedOp;
+use quire_format::receive::{SnapshotId, Token, Unfinished};
 use quire_format::record::{self, Change, Encoder};
 use quire_format::region::RegionMap;
+use quire_format::scrub::LastScrub;
+use quire_format::snapshot::Snapshot;
 use quire_format::xattr;
 
 fn same<T>(bytes: &[u8], decoded: Result<T>, encode: impl FnOnce(T) -> Vec<u8>) {
@@ -34,6 +37,17 @@ fn every_decoder(bytes: &[u8]) {
     same(bytes, LoggedOp::decode(bytes), |v| v.encode().to_vec());
     same(bytes, xattr::assemble([bytes]), |(name, value)| xattr::encode(name, &value).unwrap().concat());
     same(bytes, record::decode(bytes), |v| encode_all(&v));
+    same(bytes, SnapshotId::decode(bytes), |v| v.encode().to_vec());
+    same(bytes, Unfinished::decode(bytes), |v| v.encode());
+    if let Ok(snapshot) = Snapshot::decode(bytes) {
+        assert_eq!(Snapshot::decode(&snapshot.encode()).unwrap(), snapshot);
+    }
+    if let Ok(token) = std::str::from_utf8(bytes).unwrap_or_default().parse::<Token>() {
+        assert_eq!(token.to_string().parse::<Token>().unwrap(), token);
+    }
+    if let Some(scrub) = bytes.first_chunk().and_then(LastScrub::decode) {
+        assert_eq!(LastScrub::decode(&LastScrub::encode(Some(&scrub))), Some(scrub));
+    }
 }
 
 fn list() -> impl Strategy<Value = Vec<Extent>> {
@@ -58,6 +72,8 @@ fn key() -> impl Strategy<Value = Key> {
     let inode = (1u64..).prop_map(InodeNo);
     prop_oneof![
         any::<u64>().prop_map(Key::logged),
+        (1..=u32::MAX).prop_map(Key::snapshot),
+        any::<u32>().prop_map(Key::received),
         inode.clone().prop_map(Key::orphan),
         inode.clone().prop_map(Key::inode),
         (inode.clone(), any::<u64>()).prop_map(|(inode, piece)| Key::symlink(inode, piece)),
@@ -79,7 +95,12 @@ fn change() -> impl Strategy<Value = Change> {
         (any::<u32>(), inode.clone()).prop_map(|(slot, inode)| Change::OrphanSet { slot, inode }),
         (any::<u32>(), inode).prop_map(|(slot, inode)| Change::OrphanClear { slot, inode }),
         chunk.clone().prop_map(|(start, blocks)| Change::PoolGrow { start, blocks }),
-        chunk.prop_map(|(start, blocks)| Change::PoolShrink { start, blocks }),
+        chunk.clone().prop_map(|(start, blocks)| Change::PoolShrink { start, blocks }),
+        chunk.prop_map(|(start, blocks)| Change::Reclaim { start, blocks }),
+        (1u64..1 << 50, any::<u8>()).prop_map(|(start, byte)| Change::Data {
+            start: BlockNo(start),
+            bytes: [byte; BLOCK_SIZE].into()
+        }),
     ]
 }
 
@@ -101,7 +122,7 @@ proptest! {
         prop_assert_eq!(record::decode(&bytes).unwrap(), changes.clone());
         prop_assert!(changes.iter().all(|change| !change.describe().is_empty()));
         let _ = record::block_changes(&changes);
-        for cut in 0..bytes.len() {
+        for cut in (0..bytes.len()).step_by(1 + bytes.len() / 2048) {
             every_decoder(&bytes[..cut]);
         }
     }
