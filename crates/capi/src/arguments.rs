@@ -139,12 +139,19 @@ pub(crate) unsafe fn options<T: Sized32>(given: *const T, what: &str) -> Result<
     // SAFETY: the rest of those `size` bytes.
     let unknown = unsafe { bytes(given.cast::<u8>().wrapping_add(known), size - known) }?;
     if unknown.iter().any(|&byte| byte != 0) {
-        return Err(Error::new(
-            ErrorKind::TooLarge,
-            format!("the {what} are of a newer header, and ask for what this library does not know"),
-        ));
+        return Err(newer(what));
     }
     Ok(options)
+}
+
+fn newer(what: &str) -> Error {
+    let message = format!("the {what} are of a newer header, and ask for what this library does not know");
+    Error::new(ErrorKind::TooLarge, message)
+}
+
+/// Errors unless words that later versions may give a meaning are zero.
+pub(crate) fn check_spare(spare: &[u64], what: &str) -> Result<()> {
+    if spare.iter().any(|&word| word != 0) { Err(newer(what)) } else { Ok(()) }
 }
 
 /// Puts a result where C wants it.

@@ -3,11 +3,11 @@
 //! Neighbours: [`crate::xattr`] has the same properties as attributes with the names `user.quire.*`, one at a
 //! time.
 
-use crate::arguments::{path, put};
+use crate::arguments::{check_spare, path, put};
 use crate::error::status;
 use crate::file::{File, file};
 use crate::volume::{Volume, check_flags, volume};
-use quire::{Error, ErrorKind, Properties, Result, Unit};
+use quire::{Error, Properties, Result, Unit};
 use std::ffi::{c_char, c_int};
 
 /// For `quire_properties.flags`: what was read and written does not stay in the cache (`cache=drop`).
@@ -44,12 +44,7 @@ unsafe fn properties(given: *const FileProperties) -> Result<Properties> {
     // SAFETY: the caller's promise.
     let given = unsafe { given.as_ref() }.ok_or_else(|| Error::invalid("the properties are NULL"))?;
     check_flags(given.flags, QUIRE_CACHE_DROP, "setting properties")?;
-    if given.spare != [0; 3] {
-        return Err(Error::new(
-            ErrorKind::TooLarge,
-            "the properties are of a newer header, and ask for what this library does not know",
-        ));
-    }
+    check_spare(&given.spare, "properties")?;
     let untorn = match given.untorn_bytes {
         0 => None,
         bytes => Some(Unit::from_bytes(bytes.into())?),

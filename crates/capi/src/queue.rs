@@ -14,7 +14,7 @@
 
 pub mod vectored;
 
-use crate::arguments::{Sized32, bytes, bytes_mut, options};
+use crate::arguments::{Sized32, bytes, bytes_mut, check_spare, options};
 use crate::completions::{Completions, Signal};
 use crate::error::{Failure, catch, number, quietly, remember, status};
 use crate::file::File;
@@ -531,6 +531,7 @@ fn sync_options(given: &SyncOptions) -> Result<quire::SyncOptions> {
     if given.flags & !QUIRE_SYNC_DATA != 0 {
         return Err(Error::invalid(format!("an fsync has no flags {:#x}", given.flags & !QUIRE_SYNC_DATA)));
     }
+    check_spare(&[given.spare.into()], "sync options")?;
     let length = if given.length == 0 { u64::MAX } else { given.length };
     let durability = match given.lazy_ms {
         0 => Durability::Now,
