@@ -4,6 +4,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include "abi.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -480,6 +481,12 @@ static void queues(unsigned workers)
         how.flags = QUIRE_SYNC_DATA;
         how.lazy_ms = 10;
         how.length = 4096;
+        how.spare = 1;
+        EXPECT(quire_submit_fsync(queue, file, &how, NULL) == -E2BIG);
+        how.spare = 0;
+        how.flags |= 2;
+        EXPECT(quire_submit_fsync(queue, file, &how, NULL) == -EINVAL);
+        how.flags = QUIRE_SYNC_DATA;
         OK(quire_submit_fsync(queue, file, &how, NULL));
         OK(quire_submit_fsync(queue, file, NULL, NULL));
         OK(quire_submit_volume_sync(queue, volume, NULL));
@@ -575,9 +582,19 @@ int main(int argc, char **argv)
     snapshots();
     quire_file *left = opened("left", O_RDWR | O_CREAT);
     EXPECT(quire_pwrite(left, "kept", 4, 0) == 4);
+    quire_queue *queue;
+    OK(quire_queue_new(0, &queue));
+    OK(quire_submit_fsync(queue, left, NULL, NULL));
     OK(quire_volume_close(volume));
     EXPECT(quire_pwrite(left, "lost", 4, 0) == -EIO);
+    // The image is free when the last handle and the last completion are gone.
+    EXPECT(quire_volume_open(argv[1], NULL, &volume) == -EBUSY);
     quire_close(left);
+    EXPECT(quire_volume_open(argv[1], NULL, &volume) == -EBUSY);
+    ended(queue, NULL, 0);
+    OK(quire_volume_open(argv[1], NULL, &volume));
+    OK(quire_volume_close(volume));
+    quire_queue_free(queue);
     OK(quire_volume_close(NULL));
     EXPECT(quire_roll_back(argv[1], "sunday") == -ENOENT);
     OK(quire_roll_back(argv[1], "tuesday"));

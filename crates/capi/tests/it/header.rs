@@ -98,3 +98,31 @@ fn every_function_says_what_it_returns_and_who_may_call_it() {
     assert!(header.matches("\nint quire_").count() > 40, "the header has the functions");
     assert_eq!(poor(&header), [""; 0]);
 }
+
+/// Nothing held the layout of the structures still: a field in another place, or of another size, would have
+/// passed every test and broken the programs that are there. The table is compiled by the test of all
+/// functions; here it is complete.
+#[test]
+fn every_structure_and_constant_is_in_the_table_of_the_interface() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/abi.h");
+    let table = std::fs::read_to_string(path).expect("the table");
+    let header = made();
+    let mut wanted = Vec::new();
+    let mut structure = None;
+    for line in header.lines().map(|line| line.split("//").next().unwrap_or_default().trim()) {
+        if let Some(name) = line.strip_prefix("typedef struct ").and_then(|rest| rest.strip_suffix(" {")) {
+            wanted.push(format!("SIZE({name}, "));
+            structure = Some(name);
+        } else if line.starts_with('}') {
+            structure = None;
+        } else if let (Some(name), Some(field)) = (structure, line.strip_suffix(';')) {
+            let field = field.split('[').next().and_then(|field| field.split([' ', '*']).next_back());
+            wanted.push(format!("PLACE({name}, {}, ", field.expect("a field has a name")));
+        } else if let Some((name, _)) = line.strip_prefix("#define ").and_then(|rest| rest.split_once(' ')) {
+            wanted.push(format!("CONSTANT({name}, "));
+        }
+    }
+    assert!(wanted.len() > 80, "{wanted:?}");
+    let missing: Vec<_> = wanted.iter().filter(|line| !table.contains(*line)).collect();
+    assert!(missing.is_empty(), "tests/c/abi.h lacks {missing:?}");
+}
