@@ -4,7 +4,8 @@
 // the manual, docs/durability.md says what is there after a crash.
 //
 // Results. A function that can fail returns a negative error number (-ENOENT); quire_error_message() then has a text
-// for the calling thread, which says what was being done, to what, and why it failed. Numbers that nothing else gives:
+// for the calling thread, which says what was being done, to what, and why it failed; the text is valid until the next
+// call on that thread. Numbers that nothing else gives:
 // -EUCLEAN, the volume is damaged; -ENOTRECOVERABLE, the library has met a defect of its own: close the volume.
 //
 // Ownership. A handle belongs to the program from the function that made it until the function that closes or frees it.
@@ -18,7 +19,9 @@
 // Paths begin at the root of the volume, with a slash or without.
 //
 // Structures of options begin with their size: set that field to sizeof the structure, all others to zero, and then
-// those that matter. Structures that the library fills have spare words.
+// those that matter. Structures that the library fills have spare words, which it sets to zero. Of the structures that
+// a program fills, quire_properties and quire_sync_options have some: they must be zero (-E2BIG). Flags that the library
+// does not know give -EINVAL.
 //
 // Stability. This is version 1 of the interface, libquire.so.1. As long as that number stands, programs that were
 // linked with an older library run with a newer one: functions and fields are added, and none changes or goes.
@@ -335,7 +338,7 @@ extern "C" {
 // The text of what failed last on this thread: what was being done, to what, and why it failed.
 //
 // Returns: a text, never NULL; empty if nothing has failed on this thread. It belongs to the library, and is
-// valid until the next failure on this thread or its end.
+// valid until the next call of another function of this library on this thread, or the thread's end.
 // Threads: any; each has its own text.
 const char *quire_error_message(void);
 
@@ -390,7 +393,9 @@ int quire_volume_open(const char *image,
                       struct quire_volume **volume);
 
 // Closes a volume: writes everything back, marks it clean, and frees the handle, also on failure. Handles of
-// its files stay valid and must still be closed; changes through them fail with -EIO.
+// its files, groups and leases stay valid and must still be closed; changes through them fail with -EIO. The
+// image stays locked (-EBUSY) until the last of them is closed and the last completion of a request on them
+// has been reaped.
 //
 // Returns: 0, or a negative error number: then not everything is durable. 0 for NULL.
 // Threads: any; no other call uses this handle then or later.
@@ -1009,10 +1014,10 @@ int quire_snapshots_get(const struct quire_snapshot_list *snapshots,
 // Threads: any; no other call uses this list then or later.
 void quire_snapshots_free(struct quire_snapshot_list *snapshots);
 
-// Makes a queue. Up to `workers` threads do what cannot be done without waiting: buffered writes, and
-// buffered reads that the cache cannot answer. They start when there is such work. With 0 such requests are
-// done before their submission returns. Direct I/O and fsyncs need no workers. The order of requests is not
-// kept: submit what depends on another request when that has been reaped.
+// Makes a queue. Up to `workers` threads do what cannot be done without waiting: buffered writes, buffered
+// reads that the cache cannot answer, and direct I/O that cannot go to the device at once. They start when
+// there is such work. With 0 such requests are done before their submission returns. Fsyncs need no workers.
+// The order of requests is not kept: submit what depends on another request when that has been reaped.
 //
 // Returns: 0 and a handle in `*queue`, which the caller gives to quire_queue_free; or a negative error
 // number, and `*queue` is NULL.
@@ -1046,7 +1051,7 @@ int quire_queue_wait(const struct quire_queue *queue,
                      int timeout_ms);
 
 // Submits what quire_pread does. With O_DIRECT, and offset, length and memory on boundaries of 4096 bytes,
-// no thread waits for it.
+// no thread waits for it, unless others are writing there or the cache has newer data.
 //
 // Returns: 0: its completion will come, with the same `user_data`; or a negative error number: it will not.
 // Threads: any. The file's handle may be closed meanwhile. The memory belongs to the request until its
@@ -1059,7 +1064,8 @@ int quire_submit_pread(const struct quire_queue *queue,
                        void *user_data);
 
 // Submits what quire_pwrite does. With O_DIRECT, inside the file, and with offset, length and memory on
-// boundaries of 4096 bytes, no thread waits for it. With O_SYNC or O_DSYNC it is durable when it completes.
+// boundaries of 4096 bytes, no thread waits for it, unless others use that place or the cache has data of
+// it; else a worker does it. With O_SYNC or O_DSYNC it is durable when it completes.
 //
 // Returns: 0: its completion will come, with the same `user_data`; or a negative error number: it will not.
 // Threads: as quire_submit_pread.

@@ -101,7 +101,7 @@ pub(crate) fn quietly(body: impl FnOnce()) {
 /// The text of what failed last on this thread: what was being done, to what, and why it failed.
 ///
 /// Returns: a text, never NULL; empty if nothing has failed on this thread. It belongs to the library, and is
-/// valid until the next failure on this thread or its end.
+/// valid until the next call of another function of this library on this thread, or the thread's end.
 /// Threads: any; each has its own text.
 #[unsafe(no_mangle)]
 pub extern "C" fn quire_error_message() -> *const c_char {

@@ -369,7 +369,9 @@ fn volume_options(given: &VolumeOptions) -> Result<quire::VolumeOptions> {
 }
 
 /// Closes a volume: writes everything back, marks it clean, and frees the handle, also on failure. Handles of
-/// its files stay valid and must still be closed; changes through them fail with -EIO.
+/// its files, groups and leases stay valid and must still be closed; changes through them fail with -EIO. The
+/// image stays locked (-EBUSY) until the last of them is closed and the last completion of a request on them
+/// has been reaped.
 ///
 /// Returns: 0, or a negative error number: then not everything is durable. 0 for NULL.
 /// Threads: any; no other call uses this handle then or later.
