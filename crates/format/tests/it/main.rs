@@ -2,3 +2,4 @@
 
 mod decoders;
 mod golden;
+mod memory;
