@@ -3,8 +3,8 @@
 //!
 //! How a request is done depends on the file. With `O_DIRECT` it goes to the device if that needs no waiting,
 //! and a thread of the device ends it. Otherwise a read that the cache can answer ends at once; everything
-//! else goes to the queue's workers, which do what the plain functions do. An fsync goes to the volume's syncers, which serve
-//! thousands together, and so does the durability of a group.
+//! else goes to the queue's workers, which do what the plain functions do. An fsync goes to the volume's
+//! syncers, which serve thousands together, and so does the durability of a group.
 //!
 //! A request shares the file, so the handle may be closed meanwhile; the completion gives that share up when
 //! it is reaped, since a thread of the device must not wait for what the last close of a file may do.

@@ -247,8 +247,8 @@ impl Inodes {
         self.engine().read_direct_async(inode, offset, buffer, done);
     }
 
-    /// As [`Inodes::read_direct_then`], if it can be sent off and that needs no waiting; else gives buffer and
-    /// `done` back.
+    /// As [`Inodes::read_direct_then`], if it can be sent off and that needs no waiting; else gives buffer
+    /// and `done` back.
     #[must_use]
     pub fn try_read_direct_then(
         &self,
