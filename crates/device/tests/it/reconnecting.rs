@@ -387,7 +387,7 @@ fn dropping_ends_what_is_under_way_first() {
 
 fn ownership(interval: Duration) -> Ownership {
     let mark = OwnerMark { owner: 1, beat: 1, ..OwnerMark::default() };
-    Ownership { mark, written: Instant::now(), interval, sure: 2 * LIMIT }
+    Ownership { mark, written: quire_base::sync::time::Instant::now(), interval, sure: 2 * LIMIT }
 }
 
 impl Got {
