@@ -61,7 +61,7 @@ pub(crate) struct Rebuild {
 }
 
 /// Blocks of a file that another file has as well: they are copied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Relocation {
     pub(crate) inode: u64,
     pub(crate) file_block: u64,

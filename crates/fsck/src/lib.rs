@@ -129,7 +129,7 @@ pub fn check_backend(backend: Arc<dyn Backend>, options: &Options<'_>) -> Result
         if options.dry_run { Arc::new(quire_device::OverlayBackend::new(backend)) } else { backend };
     let examined = examine::run(&backend, options.progress).context(backend.name())?;
     if options.repair && !examined.findings.fixes.is_empty() {
-        let report = repair::run(&backend, examined, options.progress)?;
+        let report = repair::run(&backend, examined, &mut |_, _, _| Ok(()), options.progress)?;
         return Ok(if options.dry_run { lossy::undone(report) } else { report });
     }
     Ok(examined.findings.into_report())

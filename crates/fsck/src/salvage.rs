@@ -11,11 +11,12 @@
 mod copy;
 
 use crate::Progress;
+use crate::issue::Severity;
 use crate::lossy::{self, Loss};
 use quire::VolumeOptions;
 use quire_base::sync::Arc;
 use quire_base::{Context, Error, ErrorKind, Result};
-use quire_device::Backend;
+use quire_device::{Backend, OverlayBackend};
 use serde::Serialize;
 use std::path::Path;
 
@@ -85,16 +86,31 @@ pub fn salvage_backend(
     progress: Option<&dyn Fn(Progress)>,
 ) -> Result<Salvaged> {
     let target = copy::Target::open(into)?;
-    let (report, repaired) = lossy::rehearse_headless(&backend, progress).context(backend.name())?;
-    let options = VolumeOptions::new().read_only(true).threads(false);
-    let volume = options.open_backend(repaired).map_err(|error| {
-        let first = report.issues.iter().find(|issue| !issue.repaired).map(|issue| issue.message.clone());
-        Error::new(
-            ErrorKind::Corrupt,
-            format!("{}: nothing can be salvaged: {}", backend.name(), first.unwrap_or(error.to_string())),
-        )
-    })?;
-    let mut salvaged = Salvaged { losses: report.losses, ..Salvaged::default() };
+    let open = |above| VolumeOptions::new().read_only(true).threads(false).open_backend(above);
+    let mut salvaged = Salvaged::default();
+    let volume = match lossy::rehearse_headless(&backend, progress) {
+        Ok((report, repaired)) => {
+            let left = || report.issues.iter().filter(|issue| !issue.repaired);
+            let volume = open(repaired).map_err(|error| {
+                let first = left().next().map_or(error.to_string(), |issue| issue.message.clone());
+                let message = format!("{}: nothing can be salvaged: {first}", backend.name());
+                Error::new(ErrorKind::Corrupt, message)
+            })?;
+            let wrong = left().filter(|issue| issue.severity > Severity::Warning);
+            let wrong =
+                wrong.map(|issue| Loss { path: None, inode: issue.inode, what: issue.message.clone() });
+            salvaged.losses = report.losses.iter().cloned().chain(wrong).collect();
+            volume
+        }
+        // Much of it may be readable without a repair.
+        Err(error) => {
+            let Ok(volume) = open(Arc::new(OverlayBackend::new(backend.clone()))) else {
+                return Err(error).context(backend.name());
+            };
+            salvaged.problem("/", format!("all is copied without a repair, which failed: {error}"));
+            volume
+        }
+    };
     target.copy_all(&volume, &mut salvaged, progress);
     Ok(salvaged)
 }

@@ -68,7 +68,7 @@ pub(super) fn list(
     lost: &[Bounds],
     doubtful: &[Bounds],
     cut: &JournalCut,
-) -> Result<Vec<Loss>> {
+) -> Result<BTreeSet<Loss>> {
     let mut list = BTreeSet::new();
     if let Some(damage) = &cut.damage {
         let what = format!("{damage}: the journal is cut there, and what was done later is lost");
@@ -80,6 +80,9 @@ pub(super) fn list(
     let mut names = Names(HashMap::new());
     let rebuild = &findings.fixes.rebuild;
     let mut dangling: Vec<(u64, String, u64)> = Vec::new();
+    // Entries that go, though what they name is there, or is not known.
+    let mut dropped: BTreeSet<Key> =
+        findings.fixes.drop_keys.iter().filter(|key| key.kind == KeyKind::Entry).copied().collect();
     view.tree.scan(Key::MIN, Key::MAX, &mut |key, value| {
         if key.kind == KeyKind::Entry
             && let Ok(entry) = Entry::decode(value)
@@ -90,6 +93,7 @@ pub(super) fn list(
             if known.is_some_and(|known| known.generation == entry.generation) || makes {
                 names.0.entry(inode).or_default().push((key.object, entry.name.to_vec()));
             } else {
+                dropped.remove(&key);
                 dangling.push((key.object, String::from_utf8_lossy(entry.name).into_owned(), inode));
             }
         }
@@ -105,6 +109,7 @@ pub(super) fn list(
             list.insert(Loss { path: Some(path), inode: Some(inode), what: what.into() });
         }
     };
+    dropped.iter().for_each(|key| add(key.object, "a name in it is lost"));
     let is_remade = |(directory, _): &(u64, Vec<u8>)| {
         let found = rebuild.binary_search_by_key(directory, |rebuild| rebuild.inode);
         found.is_ok_and(|at| rebuild[at].kind == Some(FileType::Directory))
@@ -147,7 +152,12 @@ pub(super) fn list(
             }
         }
     }
-    Ok(list.into_iter().collect())
+    if findings.summary.issues_omitted > 0 {
+        let what =
+            format!("{} more issues may be losses, and are not listed", findings.summary.issues_omitted);
+        list.insert(Loss { path: None, inode: None, what });
+    }
+    Ok(list)
 }
 
 fn describe(code: IssueKind) -> Option<&'static str> {
@@ -159,7 +169,7 @@ fn describe(code: IssueKind) -> Option<&'static str> {
         Kind::InodeBlocksWrong | Kind::ExtentDamaged | Kind::ExtentOutOfRange | Kind::ExtentOverlap => {
             "parts of its contents are lost, and read as zeros"
         }
-        Kind::ExtentShared => "parts of its contents may be another file's",
+        Kind::ExtentShared => "parts of its contents may be another file's, or read as zeros",
         Kind::InodeContentWrong => "contents that do not belong to its type are dropped",
         Kind::XattrDamaged | Kind::InodeXattrBytesWrong => "extended attributes of it are lost",
         Kind::SymlinkDamaged => "its target, or the end of it, is lost",

@@ -1,12 +1,14 @@
 //! A repair that may lose data, and ends: whatever can still be read is made into a volume that is clean.
 //!
 //! Protocol, until the check finds nothing:
-//! 1. What needs no loss is mended as always ([`crate::repair`]).
+//! 1. What can be opened is mended as always ([`crate::repair`]).
 //! 2. If no checkpoint is whole, the nodes that can be read are gathered ([`scan`], [`remains`]) and
 //!    published as a checkpoint with holes ([`publish`]).
 //! 3. The volume is opened with its journal replayed as far as it can be read. What does not fit together any
-//!    more is listed ([`losses`]), and mended by the rounds of a plain repair: names without inodes go,
+//!    more is mended by the rounds of a plain repair: names without inodes go,
 //!    inodes without names get one in `lost+found`, used blocks and counters are what the extents say.
+//!
+//! What the rounds of 1 and 3 do not give back is listed before they begin ([`losses`]).
 //!
 //! All of this happens in memory first, over the device as it is. Only if that ends with a clean volume is it
 //! done on the device. There it changes nothing but by publishing whole checkpoints, so a repair that is
@@ -22,19 +24,19 @@ mod scan;
 
 pub use crate::report::Loss;
 
+use crate::Progress;
 use crate::checkpoint::Checkpoint;
 use crate::examine::{self, Examined};
+use crate::inodes::Contents;
 use crate::issue::{Issue, IssueKind, Severity};
 use crate::progress::Meter;
 use crate::repair;
 use crate::report::{Findings, Report};
-use crate::snapshots;
 use crate::superblocks::areas_join;
 use crate::view::View;
-use crate::{Progress, analysis};
 use publish::Base;
 use quire::internals::inspect;
-use quire::internals::repair::Session;
+use quire::internals::repair::{JournalCut, Session};
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, BlockNo, ErrorKind, Result, Seq};
 use quire_device::{AlignedBuf, Backend, Device, IoClass, OverlayBackend};
@@ -44,6 +46,7 @@ use quire_format::node::Bounds;
 use quire_format::record::Change;
 use quire_format::superblock::Superblock;
 use remains::Start;
+use std::collections::BTreeSet;
 
 /// Passes over a volume; one mends what one can, the next finds what that brought to light.
 const PASSES_MAX: usize = 6;
@@ -52,7 +55,17 @@ type Tell<'f> = Option<&'f dyn Fn(Progress)>;
 
 /// Mends in memory; then, unless only that is wanted, on the device.
 pub(crate) fn run(backend: &Arc<dyn Backend>, dry_run: bool, tell: Tell<'_>) -> Result<Report> {
-    let (rehearsal, _) = rehearse(backend, tell)?;
+    let rehearsal = match rehearse(backend, tell) {
+        Ok((rehearsal, _)) => rehearsal,
+        Err(error) => {
+            // Where not even a look is possible, that is the error.
+            let mut report = examine::run(backend, tell)?.findings.into_report();
+            report.issues.push(failed(format!(
+                "in memory this repair fails, so nothing was changed; `quire salvage` copies what can be read: {error}"
+            )));
+            return Ok(report);
+        }
+    };
     if dry_run || rehearsal.is_clean() {
         return Ok(undone(rehearsal));
     }
@@ -66,17 +79,15 @@ pub(crate) fn run(backend: &Arc<dyn Backend>, dry_run: bool, tell: Tell<'_>) -> 
              can be read. What is left then: {}",
             left.join("; ")
         );
-        report.issues.push(Issue {
-            severity: Severity::Error,
-            code: IssueKind::RepairFailed,
-            message,
-            inode: None,
-            block: None,
-            repaired: false,
-        });
+        report.issues.push(failed(message));
         return Ok(report);
     }
     mend(backend, tell)
+}
+
+fn failed(message: String) -> Issue {
+    let code = IssueKind::RepairFailed;
+    Issue { severity: Severity::Error, code, message, inode: None, block: None, repaired: false }
 }
 
 /// Mends over the device as it is, in memory; gives the report and the volume.
@@ -115,14 +126,24 @@ fn mend(backend: &Arc<dyn Backend>, tell: Tell<'_>) -> Result<Report> {
     if first.findings.issues.is_empty() {
         return Ok(first.findings.into_report());
     }
-    let mut losses = Vec::new();
+    // More than one pass may list the same.
+    let mut losses = BTreeSet::new();
     let (before, mut left) = (first.findings.issues.clone(), None);
     let mut examined = first;
     let mut plain_failed = false;
     for _ in 0..PASSES_MAX {
         let lossless = examined.chosen.is_some() || examined.findings.fixes.restore_superblocks;
         if lossless && examined.may_be_written() && !plain_failed {
-            let report = repair::run(backend, examined, tell)?;
+            let report = repair::run(
+                backend,
+                examined,
+                &mut |view, findings, contents| {
+                    let whole = JournalCut::default();
+                    losses.extend(losses::list(view, findings, contents, &[], &[], &whole)?);
+                    Ok(())
+                },
+                tell,
+            )?;
             if report.exit_code() <= 1 {
                 left = Some(report);
                 break;
@@ -147,7 +168,7 @@ fn mend(backend: &Arc<dyn Backend>, tell: Tell<'_>) -> Result<Report> {
         None => examine::run(backend, tell)?.findings.into_report(),
     };
     let mut report = repair::compare(before, after);
-    report.losses = losses;
+    report.losses = losses.into_iter().collect();
     Ok(report)
 }
 
@@ -155,7 +176,7 @@ fn mend(backend: &Arc<dyn Backend>, tell: Tell<'_>) -> Result<Report> {
 fn gather(
     backend: &Arc<dyn Backend>,
     examined: &Examined,
-    losses: &mut Vec<Loss>,
+    losses: &mut BTreeSet<Loss>,
     tell: Tell<'_>,
 ) -> Result<bool> {
     // Giving up its snapshots would leave neither the old state nor the new one. The receive can be ended or
@@ -175,23 +196,11 @@ fn gather(
     }
     let (mut session, cut) = Session::open_remains(backend.clone())?;
     let chunks = session.tree().pool_chunks();
-    let superblock = session.superblock().clone();
-    let tree = session.tree().clone();
-    let orphans = session.orphans().into_iter().map(|(slot, inode)| (slot.0, inode.0)).collect();
-    let mut findings = Findings::default();
-    let held = snapshots::held(&device, &tree, &mut findings)?;
-    let view = View {
-        superblock: &superblock,
-        tree: &tree,
-        orphans,
-        chunks: &chunks,
-        held: &held,
-        pool_holds: None,
-        counters: false,
+    let mut listen = |view: &View<'_>, findings: &Findings, contents: &Contents| {
+        losses.extend(losses::list(view, findings, contents, &lost, &doubtful, &cut)?);
+        Ok(())
     };
-    let analysis = analysis::run(&view, &mut findings, tell)?;
-    losses.extend(losses::list(&view, &findings, &analysis.contents, &lost, &doubtful, &cut)?);
-    repair::rounds(backend, &mut session, &chunks, tell)?;
+    repair::rounds(backend, &mut session, &chunks, true, &mut listen, tell)?;
     session.close()?;
     Ok(true)
 }

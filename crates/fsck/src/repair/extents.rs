@@ -1,7 +1,8 @@
 //! Fixes of extents: overlaps in a file, blocks that are not the file's, blocks that two files have.
 //!
 //! Blocks that two files have stay with the older inode; the other gets a copy, in blocks that are free by
-//! all accounts and marked used in the same commit. The copy is durable before any extent names it.
+//! all accounts and marked used in the same commit. The copy is durable before any extent names it. A
+//! repair that may lose data makes a hole of what it cannot copy.
 //!
 //! Neighbours: [`super::mender`] calls this; [`crate::space`] has found what is shared.
 
@@ -13,6 +14,7 @@ use quire_device::{AlignedBuf, IoClass};
 use quire_format::extent::{Extent, Run, carve, extents_of_run, overlay};
 use quire_format::key::Key;
 use quire_format::region::{REGION_BLOCKS, RegionMap, split_by_region};
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 /// Blocks copied at once.
@@ -103,6 +105,7 @@ impl Mender<'_> {
 
     /// Copies first, all of them, then one flush, then the extents that name the copies.
     fn relocate_all(&mut self, relocations: &[Relocation]) -> Result<()> {
+        let relocations = BTreeSet::from_iter(relocations);
         let wanted: u64 = relocations.iter().map(|relocation| relocation.blocks).sum();
         if wanted == 0 {
             return Ok(());
@@ -111,7 +114,14 @@ impl Mender<'_> {
         let mut copied = Vec::with_capacity(relocations.len());
         for relocation in relocations {
             if let Some((_, part)) = self.still_there(relocation)? {
-                copied.push((relocation, self.copies(&part, &mut free)?));
+                let copies = match self.copies(&part, &mut free) {
+                    Err(error) if self.gives_up => {
+                        tracing::debug!(%error, inode = relocation.inode, "shared blocks become a hole");
+                        Vec::new()
+                    }
+                    copies => copies?,
+                };
+                copied.push((relocation, copies));
             }
         }
         self.backend.flush()?;

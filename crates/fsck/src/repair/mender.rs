@@ -32,6 +32,8 @@ pub(super) struct Mender<'a> {
     pub(super) analysis: &'a Analysis,
     /// The number that the next inode made here gets.
     pub(super) next_inode: u64,
+    /// What cannot be copied may be lost.
+    pub(super) gives_up: bool,
 }
 
 impl<'a> Mender<'a> {
@@ -40,8 +42,9 @@ impl<'a> Mender<'a> {
         session: &'a mut Session,
         view: &'a View<'a>,
         analysis: &'a Analysis,
+        gives_up: bool,
     ) -> Mender<'a> {
-        Mender { backend, session, view, analysis, next_inode: analysis.counters.next_inode }
+        Mender { backend, session, view, analysis, next_inode: analysis.counters.next_inode, gives_up }
     }
 
     pub(super) fn put(&mut self, key: Key, value: &[u8]) -> Result<()> {

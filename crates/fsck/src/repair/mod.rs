@@ -28,6 +28,7 @@ use crate::analysis;
 use crate::checkpoint::Checkpoint;
 use crate::examine::{self, Examined};
 use crate::fix::Fixes;
+use crate::inodes::Contents;
 use crate::issue::{Issue, IssueKind};
 use crate::report::{Findings, Place, Report};
 use crate::snapshots;
@@ -42,16 +43,20 @@ use quire_format::extent::Run;
 /// More rounds than any mixture of damage needs; a bound, not an expectation.
 const ROUNDS_MAX: usize = 24;
 
+/// Is told what the first round found, before anything is changed for its sake.
+pub(crate) type Listen<'f> = &'f mut dyn FnMut(&View<'_>, &Findings, &Contents) -> Result<()>;
+
 /// Mends what the first look found, and looks again.
 pub(crate) fn run(
     backend: &Arc<dyn Backend>,
     mut first: Examined,
+    listen: Listen<'_>,
     tell: Option<&dyn Fn(Progress)>,
 ) -> Result<Report> {
     if first.findings.fixes.restore_superblocks && first.may_be_written() {
         slot::restore(backend)?;
         let restored = examine::run(backend, tell)?;
-        let mut report = run(backend, restored, tell)?;
+        let mut report = run(backend, restored, listen, tell)?;
         for issue in first.findings.issues {
             if !report.issues.iter().any(|other| same(&issue, other)) {
                 report.issues.push(Issue { repaired: true, ..issue });
@@ -69,10 +74,10 @@ pub(crate) fn run(
         copies::mend(&**backend, &first.checkpoints[chosen].copies)?;
     }
     let mended = match first.chosen {
-        Some(chosen) => mend(backend, &before.fixes, &first, chosen, tell),
+        Some(chosen) => mend(backend, &before.fixes, &first, chosen, listen, tell),
         // Recovery refuses the volume for the sake of its pool's map: with a new one it may not.
         None if before.fixes.pool && first.checkpoints.first().is_some_and(|newest| newest.whole) => {
-            rewrite_pool(backend, &first, 0, &before.fixes, tell)
+            rewrite_pool(backend, &first, 0, &before.fixes, listen, tell)
         }
         None => return Ok(before.into_report()),
     };
@@ -93,6 +98,7 @@ fn rewrite_pool(
     examined: &Examined,
     chosen: usize,
     fixes: &Fixes,
+    listen: Listen<'_>,
     tell: Option<&dyn Fn(Progress)>,
 ) -> Result<()> {
     let chunks = &examined.chunks;
@@ -110,7 +116,7 @@ fn rewrite_pool(
         return Ok(());
     }
     let fixes = std::mem::take(&mut again.findings.fixes);
-    mend(backend, &fixes, &again, chosen, tell)
+    mend(backend, &fixes, &again, chosen, listen, tell)
 }
 
 fn mend(
@@ -118,17 +124,18 @@ fn mend(
     fixes: &Fixes,
     examined: &Examined,
     chosen: usize,
+    listen: Listen<'_>,
     tell: Option<&dyn Fn(Progress)>,
 ) -> Result<()> {
     if fixes.pool {
-        return rewrite_pool(backend, examined, chosen, fixes, tell);
+        return rewrite_pool(backend, examined, chosen, fixes, listen, tell);
     }
     if let Some(slot) = fixes.abandon_slot {
         slot::abandon(&**backend, &examined.checkpoints[chosen].superblock, slot)?;
     }
     let mut session = Session::open(backend.clone())?;
     if !examined.is_receiving {
-        rounds(backend, &mut session, &examined.chunks, tell)?;
+        rounds(backend, &mut session, &examined.chunks, false, listen, tell)?;
     }
     session.close()?;
     if fixes.clear_error_flag {
@@ -137,15 +144,18 @@ fn mend(
     Ok(())
 }
 
+/// Analyses and mends until nothing is wrong; with `gives_up`, data may be lost to that end.
 pub(crate) fn rounds(
     backend: &Arc<dyn Backend>,
     session: &mut Session,
     chunks: &[Run],
+    gives_up: bool,
+    listen: Listen<'_>,
     tell: Option<&dyn Fn(Progress)>,
 ) -> Result<()> {
     let superblock = session.superblock().clone();
     let device = Device::new(backend.clone());
-    for _ in 0..ROUNDS_MAX {
+    for round in 0..ROUNDS_MAX {
         let tree = session.tree().clone();
         let orphans = session.orphans().into_iter().map(|(slot, inode)| (slot.0, inode.0)).collect();
         let mut findings = Findings::default();
@@ -160,13 +170,16 @@ pub(crate) fn rounds(
             counters: false,
         };
         let analysis = analysis::run(&view, &mut findings, tell)?;
+        if round == 0 {
+            listen(&view, &findings, &analysis.contents)?;
+        }
         let mut fixes = findings.fixes;
         if fixes.names_unsettled() {
             fixes.forget_names();
         }
         fixes.keep_block_counts();
         let last = !fixes.changes_contents();
-        let mut mender = Mender::new(&**backend, session, &view, &analysis);
+        let mut mender = Mender::new(&**backend, session, &view, &analysis, gives_up);
         if last {
             mender.settle_accounts()?;
             return Ok(());

@@ -5,6 +5,7 @@
 //! `QUIRE_DAMAGE_IMAGES` sets how many images are damaged, `QUIRE_SALVAGE_IMAGES` of how many the files are
 //! copied out, `QUIRE_DAMAGE_SEED` where the seeds begin. `scripts/damage` runs them as campaigns.
 
+mod dropped;
 mod headless;
 mod journal;
 mod ledger;
