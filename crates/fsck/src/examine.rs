@@ -60,6 +60,11 @@ impl Examined {
         }
     }
 
+    /// The features of either superblock for whose sake this build must not write to the volume.
+    pub(crate) fn read_only_because(&self) -> Option<Error> {
+        self.pair.usable.iter().find_map(|(_, superblock)| superblock.read_only_because())
+    }
+
     fn issue_count(&self) -> u64 {
         self.findings.issues.len() as u64 + self.findings.summary.issues_omitted
     }

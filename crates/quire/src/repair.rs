@@ -110,6 +110,11 @@ impl Session {
         self.pending.push(Raw::OrphanClear(slot));
     }
 
+    /// Inode numbers below `end` are in use: whatever the next checkpoint has, a mount gives out others.
+    pub fn pass_inodes(&mut self, end: u64) {
+        self.engine.store.inode_numbers.pass(end);
+    }
+
     /// Sets the counters that checkpoints write; [`Session::commit`]s keep them up from here.
     pub fn set_counters(&mut self, free_blocks: u64, inodes: u64, next_inode: u64) {
         self.engine.store.applied_free_blocks.set(free_blocks);

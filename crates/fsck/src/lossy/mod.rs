@@ -35,7 +35,7 @@ use crate::report::{Findings, Report};
 use crate::superblocks::areas_join;
 use crate::view::View;
 use publish::Base;
-use quire::internals::inspect;
+use quire::internals::inspect::{self, SlotCopies};
 use quire::internals::repair::{JournalCut, Session};
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, BlockNo, ErrorKind, Result, Seq};
@@ -44,7 +44,7 @@ use quire_format::extent::Run;
 use quire_format::journal::{BlockHeader, PAYLOAD_BYTES};
 use quire_format::node::Bounds;
 use quire_format::record::Change;
-use quire_format::superblock::Superblock;
+use quire_format::superblock::{SLOT_BLOCKS, Superblock, far_slots};
 use remains::Start;
 use std::collections::BTreeSet;
 
@@ -102,7 +102,8 @@ pub(crate) fn undone(mut report: Report) -> Report {
     report
 }
 
-/// As [`rehearse`], also where no copy of a superblock can be read.
+/// As [`rehearse`], for a result that is only read: also of a volume with features that this build must not
+/// write, and of one of which no copy of a superblock can be read.
 pub(crate) fn rehearse_headless(
     backend: &Arc<dyn Backend>,
     tell: Tell<'_>,
@@ -113,12 +114,30 @@ pub(crate) fn rehearse_headless(
     };
     let copies = || slots.iter().flat_map(|slot| [&slot.near, &slot.far]);
     if copies().any(|copy| copy.is_ok() || unknown(copy)) {
-        return rehearse(backend, tell);
+        let above: Arc<dyn Backend> = Arc::new(OverlayBackend::new(backend.clone()));
+        forget_features(&*above, &slots)?;
+        return Ok((mend(&above, tell)?, above));
     }
     let Some((above, loss)) = headless::stand_in(backend, tell)? else { return rehearse(backend, tell) };
     let mut report = mend(&above, tell)?;
     report.losses.insert(0, loss);
     Ok((report, above))
+}
+
+/// Takes away the marks of features that this build can only read.
+fn forget_features(above: &dyn Backend, slots: &[SlotCopies; 2]) -> Result<()> {
+    for (slot, copies) in slots.iter().enumerate() {
+        for (copy, is_far) in [(&copies.near, false), (&copies.far, true)] {
+            if let Ok(superblock) = copy
+                && superblock.read_only_because().is_some()
+            {
+                let at = if is_far { far_slots(superblock.block_count)[slot] } else { SLOT_BLOCKS[slot] };
+                let superblock = Superblock { feature_ro_compat: 0, ..superblock.clone() };
+                above.write(IoClass::Metadata, at, &AlignedBuf::copy_of(&superblock.encode()))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn mend(backend: &Arc<dyn Backend>, tell: Tell<'_>) -> Result<Report> {
@@ -132,6 +151,11 @@ fn mend(backend: &Arc<dyn Backend>, tell: Tell<'_>) -> Result<Report> {
     let mut examined = first;
     let mut plain_failed = false;
     for _ in 0..PASSES_MAX {
+        if examined.read_only_because().is_some() {
+            // It says why, and does nothing.
+            left = Some(repair::run(backend, examined, &mut |_, _, _| Ok(()), tell)?);
+            break;
+        }
         let lossless = examined.chosen.is_some() || examined.findings.fixes.restore_superblocks;
         if lossless && examined.may_be_written() && !plain_failed {
             let report = repair::run(

@@ -49,6 +49,7 @@ impl Mender<'_> {
                 None => {
                     let inode = InodeNo(self.next_inode);
                     self.next_inode += 1;
+                    self.session.pass_inodes(self.next_inode);
                     let record = InodeRecord {
                         nlink: 2,
                         parent: root.0,

@@ -53,6 +53,11 @@ pub(crate) fn run(
     listen: Listen<'_>,
     tell: Option<&dyn Fn(Progress)>,
 ) -> Result<Report> {
+    if let Some(because) = first.read_only_because() {
+        let message = format!("the repair writes nothing: {because}");
+        first.findings.add(IssueKind::RepairFailed, Place::NONE, message);
+        return Ok(first.findings.into_report());
+    }
     if first.findings.fixes.restore_superblocks && first.may_be_written() {
         slot::restore(backend)?;
         let restored = examine::run(backend, tell)?;
@@ -173,6 +178,7 @@ pub(crate) fn rounds(
         if round == 0 {
             listen(&view, &findings, &analysis.contents)?;
         }
+        session.pass_inodes(analysis.counters.next_inode);
         let mut fixes = findings.fixes;
         if fixes.names_unsettled() {
             fixes.forget_names();

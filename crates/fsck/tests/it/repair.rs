@@ -3,6 +3,7 @@
 use crate::common::editor::{Editor, Location};
 use crate::common::*;
 use quire::inodes::{InodeRef, IoFlags};
+use quire::internals::repair::Session;
 use quire::{FileType, FormatOptions, Volume};
 use quire_base::random::Random;
 use quire_base::sync::Arc;
@@ -16,7 +17,7 @@ use quire_format::place::Place;
 use quire_format::pool::HEADER_BYTES;
 use quire_format::region::RegionMap;
 use quire_format::superblock::{FLAG_ERRORS, SLOT_BLOCKS, Superblock, far_slots};
-use quire_fsck::{IssueKind, Options, Report, Severity, check_backend};
+use quire_fsck::{Issue, IssueKind, Options, Report, Severity, check_backend};
 use std::collections::BTreeMap;
 
 /// Repairs; all must be mended, a second check clean, and a second repair must change nothing.
@@ -251,6 +252,40 @@ fn a_volume_whose_areas_do_not_join_is_not_written_to() {
     assert!(report.has(IssueKind::SuperblockGeometry));
     assert_eq!(report.exit_code(), 4);
     after.for_each(&mut |at, block| assert_eq!(**block, editor.block(at), "block {at}"));
+}
+
+/// A repair wrote a new map of the pool and a superblock to a volume with features that this build may only
+/// read; opening it refused only then. A salvage, which writes to memory, does not mind such features.
+#[test]
+fn a_volume_with_features_that_may_only_be_read_is_not_written_to() {
+    let mut editor = Editor::new(&closed());
+    let newest = editor.newest();
+    let chunk = editor.manifest(newest).1.chunks[0].clone();
+    let is_free = |bit: &usize| chunk.used[bit / 64] >> (bit % 64) & 1 == 0;
+    let leak = (0..chunk.blocks as usize).find(is_free).unwrap();
+    editor.edit_manifest(newest, |block| {
+        let count = quire_format::pool::used_count(&chunk.used) + 1;
+        block[HEADER_BYTES + 12..HEADER_BYTES + 16].copy_from_slice(&count.to_le_bytes());
+        block[HEADER_BYTES + 16 + leak / 8] |= 1 << (leak % 8);
+    });
+    let extent = editor.of_kind(KeyKind::Extent)[0];
+    editor.set_value(&extent, &vec![0xff; extent.len]);
+    for slot in 0..2 {
+        editor.set_superblock(slot, |superblock| superblock.feature_ro_compat = 2);
+    }
+    for lossy in [false, true] {
+        let backend = Arc::new(SimulatedBackend::from_image(editor.image.clone()));
+        let options = Options { repair: true, lossy, ..Options::default() };
+        let report = check_backend(backend.clone(), &options).unwrap();
+        assert_eq!((backend.event_count(), report.exit_code()), (0, 4), "{:#?}", report.issues);
+        let is_why = |issue: &&Issue| issue.code == IssueKind::RepairFailed;
+        let why = report.issues.iter().find(is_why).unwrap();
+        assert!(why.message.contains("can read but not write"), "{why}");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let salvaged = quire_fsck::salvage_backend(device(&editor.image), directory.path(), None).unwrap();
+    assert!(salvaged.losses.iter().all(|loss| loss.path.is_some()), "{salvaged:#?}");
+    assert!(!salvaged.losses.is_empty() && salvaged.files > 50, "{salvaged:#?}");
 }
 
 #[test]
@@ -715,4 +750,45 @@ fn a_crash_in_the_midst_of_a_repair_does_no_harm() {
     editor.set_value(&inode, &vec![0xff; inode.len]);
     editor.put(Key::region(1), &[9, 9]);
     cut_off_everywhere(&editor.image, &original.image, 6, "much at once");
+}
+
+/// A repair made `lost+found` under the next free number, and the checkpoints that it took on its way still
+/// called that number the next one. After a crash the next mount gave it to a new file, whose record took the
+/// place of the directory's.
+#[test]
+fn a_repair_that_was_cut_off_keeps_lost_and_found() {
+    let backend = device(&format());
+    let volume = options().open_backend(backend.clone()).unwrap();
+    volume.write("some", "contents").unwrap();
+    let some = volume.metadata("some").unwrap().ino();
+    volume.close().unwrap();
+    let mut session = Session::open(backend.clone()).unwrap();
+    let first = session.superblock().next_inode;
+    let end = first + 6000;
+    let record = session.tree().get(Key::inode(some)).unwrap().unwrap();
+    let record = InodeRecord { blocks: 0, size: 0, ..InodeRecord::decode(&record).unwrap() };
+    for number in first..end {
+        session.put(Key::inode(InodeNo(number)), &record.encode());
+        if session.pending() > 60 {
+            session.commit().unwrap();
+        }
+    }
+    let free = session.superblock().free_blocks;
+    session.set_counters(free, end - 1, end);
+    session.close().unwrap();
+
+    let backend = Arc::new(SimulatedBackend::from_image(backend.visible()));
+    let report = check_backend(backend.clone(), &Options { repair: true, ..Options::default() }).unwrap();
+    assert_eq!(report.exit_code(), 1);
+    let (events, mut cut_off) = (backend.event_count(), 0);
+    for at in (0..events).step_by(events / 60) {
+        let image = backend.crash_at(at, CrashPolicy::KeepAll).unwrap();
+        let volume = options().open_backend(device(&image)).unwrap();
+        let Ok(before) = volume.metadata("lost+found") else { continue };
+        cut_off += 1;
+        volume.write("new", "contents").unwrap();
+        assert_ne!(volume.metadata("new").unwrap().ino(), before.ino(), "cut off at {at} of {events}");
+        assert!(volume.metadata("lost+found").unwrap().is_dir(), "cut off at {at} of {events}");
+    }
+    assert!(cut_off > 3, "only {cut_off} images have it");
 }
