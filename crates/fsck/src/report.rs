@@ -74,6 +74,8 @@ pub struct Report {
     pub issues: Vec<Issue>,
     /// What a repair that may lose data gave up or could not vouch for, by path.
     pub losses: Vec<Loss>,
+    /// Issues that a repair would mend; a dry run counts them.
+    pub would_be_repaired: u64,
     /// What the volume holds; zeros for what could not be read.
     pub summary: Summary,
 }
@@ -157,7 +159,8 @@ impl Findings {
         message: impl Into<String>,
     ) {
         self.fatal |= severity == Severity::Fatal;
-        if self.issues.len() >= ISSUES_MAX {
+        // That a repair has failed comes last, and is never left out.
+        if self.issues.len() >= ISSUES_MAX && code != IssueKind::RepairFailed {
             self.summary.issues_omitted += 1;
             return;
         }
@@ -172,7 +175,7 @@ impl Findings {
     }
 
     pub(crate) fn into_report(self) -> Report {
-        Report { issues: self.issues, losses: Vec::new(), summary: self.summary }
+        Report { issues: self.issues, summary: self.summary, ..Report::default() }
     }
 }
 
@@ -186,6 +189,8 @@ mod tests {
         for block in 0..ISSUES_MAX as u64 + 5 {
             findings.add(IssueKind::BlockLeaked, Place::block(block), "lost");
         }
+        findings.add(IssueKind::RepairFailed, Place::NONE, "no room");
+        assert_eq!(findings.issues.pop().unwrap().code, IssueKind::RepairFailed);
         let mut report = findings.into_report();
         assert_eq!((report.issues.len(), report.summary.issues_omitted), (ISSUES_MAX, 5));
         assert_eq!((report.exit_code(), report.worst()), (4, Some(Severity::Warning)));

@@ -16,6 +16,8 @@ pub struct Checked {
     pub repaired: usize,
     /// Errors that were not.
     pub left: usize,
+    /// Those of them that a repair would mend, as a dry run tells.
+    pub would_be_repaired: u64,
     /// What the volume holds, in a line.
     pub summary: String,
     /// As fsck(8).
@@ -52,6 +54,7 @@ pub fn check(volume: &Path, how: Repair, progress: &dyn Fn(&str, u64, u64)) -> q
         losses: report.losses.iter().map(ToString::to_string).collect(),
         repaired,
         left: errors.count() - repaired,
+        would_be_repaired: report.would_be_repaired,
         summary: format!(
             "{} files, {} directories, {} of {} blocks used",
             held.inodes - held.directories.min(held.inodes),

@@ -71,7 +71,9 @@ fn verdict(checked: &Checked, how: Repair) -> String {
         (_, left, lost) if how.dry_run && how.lossy => {
             format!("{left} errors, and {lost} losses if they are repaired; nothing was changed")
         }
-        (_, left, _) if how.dry_run => format!("{left} errors; nothing was changed"),
+        (_, left, _) if how.dry_run => {
+            format!("{} of {left} errors would be repaired; nothing was changed", checked.would_be_repaired)
+        }
         (repaired, 0, 0) => format!("{repaired} errors repaired, {}", checked.summary),
         (repaired, 0, lost) => format!("{repaired} errors repaired, {lost} losses, {}", checked.summary),
         (0, left, _) if !how.repair => format!("{left} errors; `quire fsck --repair` mends what it can"),
@@ -91,6 +93,7 @@ mod tests {
             losses: Vec::new(),
             repaired,
             left,
+            would_be_repaired: 0,
             summary: "1 files".into(),
             exit_code: 0,
         }
@@ -109,6 +112,9 @@ mod tests {
         assert!(verdict(&checked(3, 0), plain).starts_with("3 errors repaired"));
         let lost = Checked { losses: vec!["/a: it is lost".into()], ..checked(3, 0) };
         assert!(verdict(&lost, lossy).starts_with("3 errors repaired, 1 losses"));
+        let some = Checked { would_be_repaired: 1, ..checked(0, 2) };
+        let dry = Repair { dry_run: true, ..plain };
+        assert_eq!(verdict(&some, dry), "1 of 2 errors would be repaired; nothing was changed");
         let dry = Repair { dry_run: true, ..lossy };
         let left = Checked { losses: vec!["/a: it is lost".into()], ..checked(0, 3) };
         assert_eq!(verdict(&left, dry), "3 errors, and 1 losses if they are repaired; nothing was changed");

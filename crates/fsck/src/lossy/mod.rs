@@ -66,14 +66,14 @@ pub(crate) fn run(backend: &Arc<dyn Backend>, dry_run: bool, tell: Tell<'_>) -> 
             return Ok(report);
         }
     };
-    if dry_run || rehearsal.is_clean() {
+    if rehearsal.is_clean() || (dry_run && rehearsal.exit_code() == 1) {
         return Ok(undone(rehearsal));
     }
     if rehearsal.exit_code() > 1 {
         let mut left: Vec<&Issue> = rehearsal.issues.iter().filter(|issue| !issue.repaired).collect();
         left.sort_by_key(|issue| std::cmp::Reverse(issue.severity));
         let left: Vec<String> = left.into_iter().take(3).map(ToString::to_string).collect();
-        let mut report = undone(rehearsal);
+        let mut report = Report { would_be_repaired: 0, ..undone(rehearsal) };
         let message = format!(
             "in memory this repair does not end with a clean volume, so nothing was changed; `quire salvage` copies what \
              can be read. What is left then: {}",
@@ -98,7 +98,10 @@ pub(crate) fn rehearse(backend: &Arc<dyn Backend>, tell: Tell<'_>) -> Result<(Re
 
 /// A report of what a repair would do.
 pub(crate) fn undone(mut report: Report) -> Report {
-    report.issues.iter_mut().for_each(|issue| issue.repaired = false);
+    for issue in report.issues.iter_mut().filter(|issue| issue.repaired) {
+        issue.repaired = false;
+        report.would_be_repaired += u64::from(issue.severity > Severity::Info);
+    }
     report
 }
 

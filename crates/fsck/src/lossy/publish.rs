@@ -2,7 +2,8 @@
 //!
 //! New nodes, the pool's map and orphan blocks go to blocks that neither checkpoint needs; then a flush; then
 //! one superblock names them, in the slot that the volume does not live from. So nothing is lost by a repair
-//! that is killed here: the next one begins anew.
+//! that is killed here: the next one begins anew. That superblock has the mark of an error, which the repair
+//! takes away when it has ended: until then the volume opens, and has holes.
 //!
 //! Neighbours: [`super::remains`] chose, [`crate::repair`]'s pool writes map and superblock.
 
@@ -15,7 +16,7 @@ use quire_format::extent::Run;
 use quire_format::node::{NodeIdentity, NodePage, NodeRef};
 use quire_format::place::Place;
 use quire_format::pool::{BITMAP_WORDS, CHUNK_BLOCKS_MAX, ChunkEntry, OrphanRef};
-use quire_format::superblock::Superblock;
+use quire_format::superblock::{FLAG_ERRORS, Superblock};
 use std::collections::BTreeSet;
 
 /// What the new checkpoint starts from.
@@ -86,6 +87,7 @@ pub(super) fn publish(backend: &dyn Backend, base: Base<'_>, remains: Remains) -
     let mut writer = Writer { backend, superblock: &all[0].superblock, number, places };
     let roots = [writer.write(&remains.roots[0])?, writer.write(&remains.roots[1])?];
     all[0].superblock.set_roots(roots);
+    all[0].superblock.flags |= FLAG_ERRORS;
     pool::rewrite(backend, &all, 0, &[], &avoid)
 }
 

@@ -200,16 +200,37 @@ fn same(a: &Issue, b: &Issue) -> bool {
 }
 
 /// The first look's issues, those that the second did not find as repaired, and what only the second found.
+/// Of a second list that was cut nobody knows what it does not have.
 pub(crate) fn compare(first: Vec<Issue>, second: Report) -> Report {
+    let is_cut = second.summary.issues_omitted > 0;
     let mut left = second.issues;
     let mut issues = first;
     for issue in &mut issues {
         let found = left.iter().position(|other| same(issue, other));
-        issue.repaired = found.is_none() && issue.code != IssueKind::RepairFailed;
+        issue.repaired = found.is_none() && !is_cut && issue.code != IssueKind::RepairFailed;
         if let Some(found) = found {
             left.remove(found);
         }
     }
     issues.extend(left);
-    Report { issues, losses: Vec::new(), summary: second.summary }
+    Report { issues, summary: second.summary, ..Report::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A second look that found more than a report keeps called whatever was not in its list repaired.
+    #[test]
+    fn nothing_is_repaired_that_a_cut_list_may_leave_out() {
+        let first = || {
+            let mut findings = Findings::default();
+            findings.add(IssueKind::BlockLeaked, Place::block(7), "lost");
+            findings.issues
+        };
+        let mut second = Report::default();
+        assert!(compare(first(), second.clone()).issues[0].repaired);
+        second.summary.issues_omitted = 1;
+        assert!(!compare(first(), second).issues[0].repaired);
+    }
 }

@@ -7,6 +7,7 @@
 
 mod dropped;
 mod headless;
+mod interrupted;
 mod journal;
 mod ledger;
 mod one_block;

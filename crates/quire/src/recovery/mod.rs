@@ -46,7 +46,7 @@ use quire_cache::Cache;
 use quire_device::{AlignedBuf, Backend, Device, IoClass};
 use quire_format::key::{Key, KeyKind};
 use quire_format::region::RegionMap;
-use quire_format::superblock::{FLAG_CLEAN, Superblock};
+use quire_format::superblock::{FLAG_CLEAN, FLAG_ERRORS, Superblock};
 use quire_journal::{Journal, JournalConfig};
 use quire_tree::{CheckpointStamp, Tree};
 
@@ -92,6 +92,9 @@ pub(crate) fn open_unfinished(
     if let Some(because) = superblock.read_only_because() {
         tracing::warn!(%because, "the volume is opened read-only");
         read_only = true;
+    }
+    if superblock.flags & FLAG_ERRORS != 0 {
+        tracing::warn!("the volume remembers an error: `quire fsck --repair` looks into it");
     }
     let records = loaded.report.records;
     let mut report = loaded.report.clone();
