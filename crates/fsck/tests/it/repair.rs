@@ -260,7 +260,7 @@ fn a_volume_whose_areas_do_not_join_is_not_written_to() {
 fn a_volume_with_features_that_may_only_be_read_is_not_written_to() {
     let mut editor = Editor::new(&closed());
     let newest = editor.newest();
-    let chunk = editor.manifest(newest).1.chunks[0].clone();
+    let chunk = editor.manifest(newest).1.chunks[0];
     let is_free = |bit: &usize| chunk.used[bit / 64] >> (bit % 64) & 1 == 0;
     let leak = (0..chunk.blocks as usize).find(is_free).unwrap();
     editor.edit_manifest(newest, |block| {

@@ -4,8 +4,7 @@ use super::*;
 use quire_fsck::{IssueKind, Severity};
 
 /// The first superblock that a repair wrote named a tree with holes, under which nothing was mended yet. A
-/// volume of which the repair was killed then opened quietly, and a check found leaks, but nothing that is
-/// lost.
+/// volume of which the repair was killed then opened, with names that lead nowhere, and nothing marked it.
 #[test]
 fn a_volume_with_holes_remembers_an_error_until_its_repair_ends() {
     let sample = &samples()[0];
