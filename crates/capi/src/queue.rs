@@ -266,10 +266,7 @@ impl Queue {
     fn submit(&self, tag: Tag, object: Arc<dyn Any + Send + Sync>, start: impl FnOnce(Begun)) -> Result<()> {
         self.list.begin();
         let begun = Begun { list: self.list.clone(), tag, object: Some(object) };
-        let _ = catch(|| {
-            start(begun);
-            Ok(())
-        });
+        quietly(|| start(begun));
         Ok(())
     }
 
@@ -312,12 +309,7 @@ impl Queue {
 
     /// As [`Queue::work`], what ends its request itself; if it panics the request ends as it is dropped.
     fn run(&self, job: impl FnOnce() + Send + 'static) {
-        let job = move || {
-            let _ = catch(|| {
-                job();
-                Ok(())
-            });
-        };
+        let job = move || quietly(job);
         match &self.workers {
             Some(workers) => workers.run(Box::new(job)),
             None => job(),

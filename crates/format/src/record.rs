@@ -24,7 +24,7 @@
 //! [`Change::Data`] says what blocks hold: replay writes it there, unless a later record gives the block
 //! other content, frees it, or makes it read as zeros ([`no_longer_written`]).
 //!
-//! Neighbours: `journal` carries the bytes; `fs` makes and applies changes, live and in replay.
+//! Neighbours: `journal` carries the bytes; `quire` makes and applies changes, live and in replay.
 
 pub(crate) mod cursor;
 

@@ -23,6 +23,7 @@ mod report;
 use std::time::{Duration, Instant};
 
 use ends::{End, Snapshot};
+use quire::internals::snapshots::BASE_NAME;
 use quire_format::receive::Token;
 use report::Report;
 
@@ -32,9 +33,6 @@ use crate::logging;
 
 /// Rests between rounds that fail: the first, and the longest.
 const RESTS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-
-/// The snapshot at which a receive began that was given up.
-const BASE_NAME: &str = ".before-receive";
 
 /// Runs until it is ended, or once.
 pub fn run(arguments: &Replicate) -> Outcome {

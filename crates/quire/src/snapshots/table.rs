@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 /// The snapshot that an empty volume gets as a base for what it receives.
-pub(crate) const BASE_NAME: &str = ".before-receive";
+pub const BASE_NAME: &str = ".before-receive";
 
 /// Memory for the nodes of the space trees of snapshots that are open at a time.
 const SPACE_CACHE_BYTES: u64 = 4 << 20;
