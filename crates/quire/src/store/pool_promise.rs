@@ -36,8 +36,8 @@ const BLOCKS_PER_PROMISE: u64 = 32;
 const STANDING_MAX: u64 = 1024;
 const STANDING_PART: u64 = 32;
 
-/// Chunks that are added to make checkpoints rarer, in blocks, and the part of the volume up to which they
-/// are.
+/// Chunks that are added to make checkpoints rarer, in blocks, and the part of the volume that they may take
+/// beside what the tree has.
 const CHUNK_BLOCKS: u64 = 1024;
 const WIDENED_PART: u64 = 64;
 
@@ -111,9 +111,10 @@ impl Store {
         }
     }
 
-    /// Blocks of the pool up to which it is widened.
+    /// Blocks of the pool up to which it is widened. What the tree has is on top: a tree that has outgrown the
+    /// part would else leave room for a few dirty nodes, and a checkpoint would follow the other.
     pub(crate) fn widened_pool_max(&self) -> u64 {
-        self.metadata_copies() * self.block_count() / WIDENED_PART
+        self.metadata_copies() * (self.block_count() / WIDENED_PART + self.tree.stats().nodes)
     }
 
     /// Whether a transaction that could be smaller may make the pool larger: up to a quarter of the volume.
@@ -122,8 +123,8 @@ impl Store {
     }
 
     /// Adds chunks to the pool while it, and not the node cache, bounds how much metadata may be dirty: at
-    /// most as many as there are already, at most to a 64th of the volume beside what snapshots have of the
-    /// pool, and only while an eighth of the volume is free.
+    /// most as many as there are already, at most to a 64th of the volume beside what the tree and snapshots
+    /// have of the pool, and only while an eighth of the volume is free.
     pub(crate) fn widen_pool(&self) -> Result<()> {
         let volume = self.block_count();
         let pool_blocks = || self.tree.stats().pool_blocks;
