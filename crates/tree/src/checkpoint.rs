@@ -21,6 +21,7 @@ use crate::node::{FrozenChild, Image, Node};
 use crate::pin::pin;
 use crate::tree::Tree;
 use quire_base::sync::atomic::Ordering;
+use quire_base::sync::time::Instant;
 use quire_base::sync::{Arc, thread};
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
 use quire_device::{AlignedBuf, IoClass, StartedBatch};
@@ -78,6 +79,8 @@ pub(crate) struct Versions {
 const BATCH_BLOCKS: usize = 32;
 /// Batches that are being written while another one is filled.
 const BATCHES_STARTED_MAX: usize = 3;
+/// What a gentle checkpoint leaves the device for others, in times of what it takes.
+const REST: u32 = 3;
 
 impl Tree {
     /// Ends the epoch. The caller sees to it that no change of the tree runs, and that the epoch before is
@@ -97,12 +100,24 @@ impl Tree {
     /// Errors: of writing; `NoSpace` where the pool is too small, which reservations prevent. After an error
     /// all further checkpoints fail with it.
     pub fn write_frozen(&self, frozen: Frozen, stamp: CheckpointStamp) -> Result<CheckpointImage> {
+        self.write_frozen_gently(frozen, stamp, &|| false)
+    }
+
+    /// As [`Tree::write_frozen`]; while `may_rest` says so, one batch at a time is written, with pauses. A
+    /// flush takes what was written before it along: so others' flushes have a batch to wait for, and not
+    /// the checkpoint.
+    pub fn write_frozen_gently(
+        &self,
+        frozen: Frozen,
+        stamp: CheckpointStamp,
+        may_rest: &dyn Fn() -> bool,
+    ) -> Result<CheckpointImage> {
         let checkpoint = stamp.checkpoint;
         if let Some(error) = &self.versions.lock().failure {
             return Err(error.clone());
         }
         let nodes = frozen.nodes;
-        match self.write_image(frozen, stamp) {
+        match self.write_image(frozen, stamp, may_rest) {
             Ok(image) => {
                 self.versions.lock().written.push_back((checkpoint, nodes));
                 self.evict_after_checkpoint();
@@ -141,7 +156,12 @@ impl Tree {
         self.accounting.set_pool(pool.room(), pool.overhead());
     }
 
-    fn write_image(&self, frozen: Frozen, stamp: CheckpointStamp) -> Result<CheckpointImage> {
+    fn write_image(
+        &self,
+        frozen: Frozen,
+        stamp: CheckpointStamp,
+        may_rest: &dyn Fn() -> bool,
+    ) -> Result<CheckpointImage> {
         let epoch = frozen.epoch;
         if self.written.load(Ordering::Acquire) + 1 != epoch {
             return Err(Error::new(
@@ -149,7 +169,7 @@ impl Tree {
                 format!("epoch {epoch} cannot be written: the one before it was not"),
             ));
         }
-        let mut writer = Writer::new(self, epoch, stamp);
+        let mut writer = Writer::new(self, epoch, stamp, may_rest);
         let roots = [writer.node(&frozen.roots[0])?, writer.node(&frozen.roots[1])?];
         let mut orphans = Vec::with_capacity(frozen.orphan_blocks.len());
         for (index, bytes) in &frozen.orphan_blocks {
@@ -220,6 +240,7 @@ struct Writer<'t> {
     tree: &'t Tree,
     epoch: u64,
     stamp: CheckpointStamp,
+    may_rest: &'t dyn Fn() -> bool,
     /// Places taken from the pool and not yet used.
     allocated: VecDeque<Place>,
     batch: AlignedBuf,
@@ -234,11 +255,12 @@ struct Writer<'t> {
 }
 
 impl<'t> Writer<'t> {
-    fn new(tree: &'t Tree, epoch: u64, stamp: CheckpointStamp) -> Writer<'t> {
+    fn new(tree: &'t Tree, epoch: u64, stamp: CheckpointStamp, may_rest: &'t dyn Fn() -> bool) -> Writer<'t> {
         Writer {
             tree,
             epoch,
             stamp,
+            may_rest,
             allocated: VecDeque::new(),
             batch: AlignedBuf::zeroed(0),
             batch_places: Vec::new(),
@@ -325,8 +347,13 @@ impl<'t> Writer<'t> {
         self.blocks_written += copies.len() as u64;
         // Encoding takes a processor for milliseconds, and those who wait for an fsync need it for moments.
         thread::yield_now();
+        let begun = Instant::now();
         self.started.push_back(self.tree.device.start_write_batch(IoClass::Metadata, &copies, full));
         self.batch_places.clear();
+        if (self.may_rest)() {
+            self.wait()?;
+            thread::sleep(REST * begun.elapsed());
+        }
         Ok(())
     }
 
@@ -335,6 +362,10 @@ impl<'t> Writer<'t> {
         if !self.batch_places.is_empty() {
             self.start()?;
         }
+        self.wait()
+    }
+
+    fn wait(&mut self) -> Result<()> {
         self.started.drain(..).try_for_each(|batch| batch.wait().map(drop))
     }
 }

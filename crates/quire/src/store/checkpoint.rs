@@ -17,12 +17,17 @@
 //!
 //! A checkpoint is a force and a flush, and says so to those that wait for one ([`Store::forced`]).
 //!
+//! A checkpoint that nobody waits for is written gently, with pauses, so that what it writes does not lie
+//! before others' flushes all at once. It hurries as soon as somebody waits for its lock or for room, or when
+//! either becomes likely.
+//!
 //! Neighbours: [`super::transaction`] waits for checkpoints when the journal or the dirty nodes run short;
 //! [`crate::recovery`] writes one when it has replayed something.
 
 use super::Store;
 use super::superblocks::publish;
-use quire_base::sync::atomic::Ordering;
+use quire_base::sync::atomic::{AtomicUsize, Ordering};
+use quire_base::sync::{Mutex, MutexGuard};
 use quire_base::{Result, Seq};
 use quire_device::HomesError;
 use quire_format::superblock::{FLAG_CLEAN, FLAG_ERRORS, Superblock};
@@ -40,6 +45,37 @@ pub(crate) struct CheckpointState {
     pub(crate) sequence: Seq,
     /// The superblock of a checkpoint that is written, but for homes up to its S, and not yet published.
     pub(crate) unpublished: Option<Superblock>,
+}
+
+/// The lock of checkpoints, of which one is written at a time. It knows whether somebody waits for it.
+pub(crate) struct CheckpointLock {
+    state: Mutex<CheckpointState>,
+    waiting: AtomicUsize,
+}
+
+impl CheckpointLock {
+    pub(super) fn new(state: CheckpointState) -> CheckpointLock {
+        CheckpointLock { state: Mutex::new(state), waiting: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, CheckpointState> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let state = self.state.lock();
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        state
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// How a checkpoint is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pace {
+    Fast,
+    /// With pauses, as long as nobody waits.
+    Gentle,
 }
 
 impl CheckpointState {
@@ -69,13 +105,23 @@ impl Store {
         self.write_checkpoint(&mut state, 0)
     }
 
+    /// Writes a checkpoint in which little shall be left for the next one, and which nobody waits for but the
+    /// caller.
+    pub(crate) fn checkpoint_gently(&self) -> Result<()> {
+        let mut state = self.checkpoint.lock();
+        self.write_paced(&mut state, 0, Pace::Gentle)
+    }
+
     /// Writes a checkpoint that somebody has asked for ahead of time, if it is still needed. Checkpoints
     /// become rarer with a larger pool, so it widens that first.
     pub(crate) fn background_checkpoint(&self) -> Result<()> {
         self.widen_pool()?;
         let mut state = self.checkpoint.lock();
         // Changes ask again and again while one is being written, and that one is what they need.
-        if self.wants_checkpoint(self.journal()?) { self.write_checkpoint(&mut state, 0) } else { Ok(()) }
+        match self.wants_checkpoint(self.journal()?) {
+            true => self.write_paced(&mut state, 0, Pace::Gentle),
+            false => Ok(()),
+        }
     }
 
     /// Whether a checkpoint should start before somebody must wait for it: replay would have a quarter of the
@@ -101,21 +147,30 @@ impl Store {
     ///
     /// Errors: of the device, if it refuses a home; all others end changes.
     pub(crate) fn write_checkpoint(&self, state: &mut CheckpointState, flags: u32) -> Result<()> {
-        self.write_image(state, flags)?;
+        self.write_paced(state, flags, Pace::Fast)
+    }
+
+    fn write_paced(&self, state: &mut CheckpointState, flags: u32, pace: Pace) -> Result<()> {
+        self.write_image_paced(state, flags, pace)?;
         self.publish_image(state)
     }
 
     /// Writes everything of a checkpoint but homes and its superblock, which it keeps, and flushes nothing.
     /// To be followed by [`Store::publish_image`], under the same lock.
     pub(crate) fn write_image(&self, state: &mut CheckpointState, flags: u32) -> Result<()> {
+        self.write_image_paced(state, flags, Pace::Fast)
+    }
+
+    fn write_image_paced(&self, state: &mut CheckpointState, flags: u32, pace: Pace) -> Result<()> {
         // Only one at a time waits for its homes.
         self.publish_image(state)?;
-        let image = self.freeze_and_write(state.next(), flags).map_err(|error| self.shut_down(&error))?;
+        let image =
+            self.freeze_and_write(state.next(), flags, pace).map_err(|error| self.shut_down(&error))?;
         state.unpublished = Some(image);
         Ok(())
     }
 
-    fn freeze_and_write(&self, number: u64, flags: u32) -> Result<Superblock> {
+    fn freeze_and_write(&self, number: u64, flags: u32, pace: Pace) -> Result<Superblock> {
         let journal = self.journal()?.clone();
         let barrier = self.barrier.whole();
         let sequence = journal.close_block();
@@ -130,13 +185,24 @@ impl Store {
         drop(barrier);
 
         let stamp = CheckpointStamp { checkpoint: number, incarnation: superblock.incarnation };
-        let image = self.tree.write_frozen(frozen, stamp)?;
+        let may_rest = || pace == Pace::Gentle && self.may_rest(&journal);
+        let image = self.tree.write_frozen_gently(frozen, stamp, &may_rest)?;
         superblock.checkpoint = number;
         superblock.sequence = sequence;
         superblock.flags = (superblock.flags & FLAG_ERRORS) | flags;
         superblock.checkpointed = self.options.clock.now();
         name_image(&mut superblock, &image);
         Ok(superblock)
+    }
+
+    /// Whether a checkpoint that is being written may take its time.
+    fn may_rest(&self, journal: &Journal) -> bool {
+        let usage = journal.usage();
+        let has_time =
+            usage.head.0 - usage.checkpoint.0 < usage.ring_bytes / 2 && !self.tree.wants_checkpoint();
+        let is_awaited =
+            self.checkpoint.is_awaited() || !self.room.is_empty() || self.committer.is_wanted_elsewhere();
+        self.options.threads && has_time && !is_awaited
     }
 
     /// Makes a checkpoint that was written the newest one, if there is one.

@@ -57,6 +57,12 @@ impl Committer {
         }
     }
 
+    /// Whether something but a checkpoint is asked of the committer.
+    pub(crate) fn is_wanted_elsewhere(&self) -> bool {
+        let wanted = self.wanted.lock();
+        wanted.stop || wanted.homes || wanted.commit
+    }
+
     /// Ends the committer's sleep for good.
     pub(crate) fn stop(&self) {
         self.wanted.lock().stop = true;

@@ -35,7 +35,7 @@ pub(crate) use committer::{Committer, Due};
 pub(crate) use discarder::Discarder;
 
 use crate::options::VolumeOptions;
-use checkpoint::CheckpointState;
+use checkpoint::{CheckpointLock, CheckpointState};
 use inode_numbers::InodeNumbers;
 use orphan_slots::OrphanSlots;
 use quire_alloc::{Allocator, SpaceAccount};
@@ -125,7 +125,7 @@ pub(crate) struct Store {
 
     /// Shared from a record's `Seq` to its last apply; whole while a checkpoint chooses S.
     pub(crate) barrier: ShardedRwLock,
-    pub(crate) checkpoint: Mutex<CheckpointState>,
+    pub(crate) checkpoint: CheckpointLock,
     /// Number of the newest durable checkpoint, to see progress without the lock.
     pub(crate) checkpoint_number: AtomicU64,
     /// Shared while blocks are freed that nobody's file has: by the reaper, by deletions of snapshots, from
@@ -173,7 +173,7 @@ impl Store {
         Store {
             barrier: ShardedRwLock::new(),
             checkpoint_number: AtomicU64::new(parts.checkpoint.number),
-            checkpoint: Mutex::new(parts.checkpoint),
+            checkpoint: CheckpointLock::new(parts.checkpoint),
             frees: ShardedRwLock::new(),
             applied_free_blocks: Counter::starting_at(parts.superblock.free_blocks),
             applied_inodes: Counter::starting_at(parts.superblock.inode_count),
