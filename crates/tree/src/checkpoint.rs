@@ -21,7 +21,7 @@ use crate::node::{FrozenChild, Image, Node};
 use crate::pin::pin;
 use crate::tree::Tree;
 use quire_base::sync::atomic::Ordering;
-use quire_base::sync::time::Instant;
+use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Arc, thread};
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
 use quire_device::{AlignedBuf, IoClass, StartedBatch};
@@ -79,8 +79,10 @@ pub(crate) struct Versions {
 const BATCH_BLOCKS: usize = 32;
 /// Batches that are being written while another one is filled.
 const BATCHES_STARTED_MAX: usize = 3;
-/// What a gentle checkpoint leaves the device for others, in times of what it takes.
+/// What a gentle checkpoint leaves the device for others, in times of what it takes, and at most at once: it
+/// sees only then that somebody waits for it.
 const REST: u32 = 3;
+const REST_MAX: Duration = Duration::from_millis(5);
 
 impl Tree {
     /// Ends the epoch. The caller sees to it that no change of the tree runs, and that the epoch before is
@@ -352,7 +354,7 @@ impl<'t> Writer<'t> {
         self.batch_places.clear();
         if (self.may_rest)() {
             self.wait()?;
-            thread::sleep(REST * begun.elapsed());
+            thread::sleep((REST * begun.elapsed()).min(REST_MAX));
         }
         Ok(())
     }
