@@ -295,3 +295,27 @@ fn a_checkpoint_keeps_several_batches_under_way_and_waits_for_all() {
     assert!(image.blocks_written > 2000);
     check_image(&volume.device, &Root::of(2, &image), &model);
 }
+
+/// A flush takes along what was written before it, so every fsync beside a checkpoint waited for all of its
+/// nodes. While it may rest, a checkpoint has one batch under way; as soon as somebody waits, several again.
+#[test]
+fn a_gentle_checkpoint_has_one_batch_under_way_until_it_has_to_hurry() {
+    for rests in [u64::MAX, 2] {
+        let backend = Arc::new(Late::new(1 << 14));
+        let limits = TreeLimits { cache_nodes: 8192, dirty_nodes: 8192 };
+        let mut volume = Volume::make(Device::new(backend.clone()), 1 << 13, limits);
+        for n in 0..600 {
+            volume.put(Key::extent(InodeNo(1), n), &[n as u8; 1000]);
+        }
+        let (frozen, model) = volume.freeze();
+        let asked = AtomicU64::new(0);
+        let may_rest = || asked.fetch_add(1, Ordering::Relaxed) < rests;
+        backend.most.store(0, Ordering::Release);
+        let image = volume.tree.write_frozen_gently(frozen, stamp(2), &may_rest).unwrap();
+        assert_eq!(backend.outstanding.load(Ordering::Acquire), 0, "writes are still under way");
+        let most = backend.most.load(Ordering::Acquire);
+        assert_eq!(most == 1, rests == u64::MAX, "{most} requests at once, with {rests} rests at most");
+        assert!(asked.load(Ordering::Relaxed) >= 4);
+        check_image(&volume.device, &Root::of(2, &image), &model);
+    }
+}
