@@ -128,6 +128,9 @@ unsafe fn open_file(name: *const c_char, flags: c_int) -> Result<Handle, String>
     };
     let user = volumes::open(image, &settings)?;
     let volume = user.volume();
+    if has(ffi::OPEN_MAIN_DB) {
+        refuse_links(volume, path)?;
+    }
     let writable = has(ffi::OPEN_READWRITE) && !volume.is_read_only();
     let creates = has(ffi::OPEN_CREATE) && writable;
     if creates && let Some((parent, _)) = path.rsplit_once('/') {
@@ -142,6 +145,27 @@ unsafe fn open_file(name: *const c_char, flags: c_int) -> Result<Handle, String>
         .open(volume, path)
         .map_err(|error| error.to_string())?;
     Ok(Handle::new(user, file, writable, creates, has(ffi::OPEN_DELETEONCLOSE).then(|| path.to_owned())))
+}
+
+/// SQLite derives the names of journals and logs from a database's name, so a database may have one only: a
+/// path through a symbolic link is refused.
+fn refuse_links(volume: &quire::Volume, path: &str) -> Result<(), String> {
+    let parents = path.match_indices('/').skip(1).map(|(end, _)| end);
+    for end in parents.chain([path.len()]) {
+        let name = &path[..end];
+        match volume.symlink_metadata(name) {
+            Ok(about) if about.is_symlink() => {
+                let target = volume.read_link(name).map_err(|error| error.to_string())?;
+                let target = target.display();
+                return Err(format!("name the file itself: {name} is a symbolic link to {target}"));
+            }
+            Ok(_) => {}
+            // The rest of the path is to be made.
+            Err(error) if error.kind() == ErrorKind::NotFound => break,
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    Ok(())
 }
 
 unsafe extern "C" fn delete(_: *mut Vfs, name: *const c_char, sync_directory: c_int) -> c_int {

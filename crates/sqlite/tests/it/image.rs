@@ -1,5 +1,6 @@
 //! Databases in an image that nobody has mounted.
 
+use std::path::Path;
 use std::process::Command;
 
 use super::mounted::{PYTHON, extension, has_python, python, shell};
@@ -29,8 +30,12 @@ fn run_with(program: &str, variables: &[(&str, &str)]) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
+    run_in(folder.path(), program, variables);
+}
+
+fn run_in(folder: &Path, program: &str, variables: &[(&str, &str)]) {
     let prelude = format!("{}{IMAGE}", super::mounted::PRELUDE);
-    python(folder.path(), &format!("{IMAGE}\nprelude = {prelude:?}\n{program}"), variables);
+    python(folder, &format!("{IMAGE}\nprelude = {prelude:?}\n{program}"), variables);
 }
 
 #[test]
@@ -353,4 +358,40 @@ sure(len(db.execute("PRAGMA database_list").fetchone()[2]) == 504)
 db.close()
 for length in (505, 512, 513): fails(lambda: named(length).execute("SELECT 1"))
 "#);
+}
+
+/// The names of a journal and of a log followed the name that a database was opened by, a symbolic link's too.
+/// Who opened the database by its own name missed a hot journal, and two names in WAL mode had two logs under
+/// one index, which corrupted the database.
+#[test]
+fn a_database_has_no_second_name() {
+    if !has_python() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("data.img");
+    let volume = quire::FormatOptions::new().size(64 << 20).format(&image).map(|_| &image);
+    let volume = quire::Volume::open(volume.unwrap()).unwrap();
+    volume.create_dir("/folder").unwrap();
+    volume.symlink("data.db", "/cur.db").unwrap();
+    volume.symlink("folder", "/link").unwrap();
+    volume.close().unwrap();
+    let program = r#"
+def refused():
+    for name in ("cur.db", "/link/data.db", "link/../link/new/data.db"):
+        fails(lambda: image(name).execute("SELECT * FROM sqlite_schema"))
+refused()
+db = image("data.db")
+db.execute("PRAGMA journal_mode = WAL")
+db.execute("CREATE TABLE t(a)")
+refused()
+fails(lambda: db.execute("ATTACH ? AS other", ("file:cur.db?image=" + volume,)))
+other = image("folder/data.db")
+other.execute("CREATE TABLE t(a)")
+ok(db)
+"#;
+    run_in(folder.path(), program, &[]);
+    let volume = quire::Volume::open(&image).unwrap();
+    assert!(!volume.exists("/folder/new").unwrap());
+    volume.close().unwrap();
 }
