@@ -36,6 +36,7 @@ pub(crate) const OPEN_DELETEONCLOSE: c_int = 0x8;
 pub(crate) const OPEN_EXCLUSIVE: c_int = 0x10;
 pub(crate) const OPEN_MAIN_DB: c_int = 0x100;
 pub(crate) const OPEN_MAIN_JOURNAL: c_int = 0x800;
+pub(crate) const OPEN_SUPER_JOURNAL: c_int = 0x4000;
 
 pub(crate) const FCNTL_SIZE_HINT: c_int = 5;
 pub(crate) const FCNTL_PRAGMA: c_int = 14;
@@ -68,6 +69,7 @@ pub(crate) struct File {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub(crate) struct IoMethods {
     pub(crate) version: c_int,
     pub(crate) close: unsafe extern "C" fn(*mut File) -> c_int,

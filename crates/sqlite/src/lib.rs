@@ -9,6 +9,7 @@
 //! * `database`: what a transaction changes is collected, and committed.
 //! * `journal`: the rollback journal, in memory for as long as nobody could need it.
 //! * `overlay`: what was collected, over the file.
+//! * `super_journal`: no transaction is over databases in images and others.
 //! * `image`: files in a volume that no server has mounted.
 //! * `mount`: the mount's control requests. `capture`: the descriptor for them. `ffi`: SQLite's C interface.
 //!
@@ -22,6 +23,7 @@ mod image;
 mod journal;
 mod mount;
 mod overlay;
+mod super_journal;
 mod vfs;
 
 use std::ffi::{c_char, c_int, c_void};

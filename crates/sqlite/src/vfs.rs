@@ -14,6 +14,7 @@ use crate::ffi::{self, Api, File, IoMethods, SystemCall, Vfs};
 use crate::image;
 use crate::journal::{self, Journal};
 use crate::mount;
+use crate::super_journal;
 
 /// Bytes before the file of the VFS below: methods and state.
 pub(crate) const HEAD: usize = 16;
@@ -171,7 +172,11 @@ unsafe extern "C" fn open(
             }
         }
         if name.is_null() || !has(ffi::OPEN_MAIN_DB | ffi::OPEN_READWRITE) {
-            return ((*base).open)(base, name, file, flags, out_flags);
+            let opened = ((*base).open)(base, name, file, flags, out_flags);
+            if opened == ffi::OK && has(ffi::OPEN_SUPER_JOURNAL | ffi::OPEN_CREATE) {
+                super_journal::watch(file, ptr::eq(base, context.image));
+            }
+            return opened;
         }
         (*file).methods = ptr::null();
         let inner = below(file);

@@ -395,3 +395,41 @@ ok(db)
     assert!(!volume.exists("/folder/new").unwrap());
     volume.close().unwrap();
 }
+
+/// Such a transaction had a super-journal whose name, or some of whose names, SQLite without the extension
+/// finds nowhere. After a kill it took the transaction of one of the databases for committed, though the other
+/// was rolled back.
+#[test]
+fn no_transaction_is_over_an_image_and_the_host() {
+    run_with(
+        r#"
+host = os.path.join(folder, "host.db")
+inside = "file:test.db?image=%s&image_size=64m" % volume
+for main, other in ((host, inside), (inside, host)):
+    db = sqlite3.connect(main, uri=True, isolation_level=None)
+    db.execute("ATTACH ? AS other", (other,))
+    for schema in ("main", "other"):
+        db.execute("CREATE TABLE %s.t(a, b)" % schema)
+        db.execute("INSERT INTO %s.t VALUES (1, 'kept')" % schema)
+    # The second time it is too large for memory, and journals are kept.
+    for size in (1, 100000):
+        db.execute("PRAGMA cache_size = 5")
+        db.execute("BEGIN")
+        for schema in ("main", "other"):
+            db.execute("UPDATE %s.t SET b = 'half'" % schema)
+            db.execute("INSERT INTO %s.t VALUES (2, randomblob(?))" % schema, (size,))
+        fails(lambda: db.execute("COMMIT"))
+        sure(not db.in_transaction)
+        for schema in ("main", "other"):
+            sure(db.execute("SELECT * FROM %s.t" % schema).fetchall() == [(1, "kept")])
+    # One of them after the other, and from one into the other.
+    db.execute("INSERT INTO main.t SELECT * FROM other.t")
+    db.execute("INSERT INTO other.t SELECT * FROM main.t")
+    for schema in ("main", "other"): db.execute("DROP TABLE %s.t" % schema)
+    ok(db)
+    db.close()
+    sure(sorted(os.listdir(folder)) == ["data.img", "host.db"], os.listdir(folder))
+"#,
+        &[("QUIRE_SQLITE_GROUP_MAX", "50000")],
+    );
+}
