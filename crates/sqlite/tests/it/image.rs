@@ -360,9 +360,9 @@ for length in (505, 512, 513): fails(lambda: named(length).execute("SELECT 1"))
 "#);
 }
 
-/// The names of a journal and of a log followed the name that a database was opened by, a symbolic link's too.
-/// Who opened the database by its own name missed a hot journal, and two names in WAL mode had two logs under
-/// one index, which corrupted the database.
+/// The names of a journal and of a log followed the name that a database was opened by, a symbolic link's
+/// too. Who opened the database by its own name missed a hot journal, and two names in WAL mode had two logs
+/// under one index, which corrupted the database.
 #[test]
 fn a_database_has_no_second_name() {
     if !has_python() {
@@ -397,8 +397,8 @@ ok(db)
 }
 
 /// Such a transaction had a super-journal whose name, or some of whose names, SQLite without the extension
-/// finds nowhere. After a kill it took the transaction of one of the databases for committed, though the other
-/// was rolled back.
+/// finds nowhere. After a kill it took the transaction of one of the databases for committed, though the
+/// other was rolled back.
 #[test]
 fn no_transaction_is_over_an_image_and_the_host() {
     run_with(
