@@ -88,6 +88,41 @@ def test_a_url_shares_an_open_volume(image: Path, url: str) -> None:
     fs.volume.close()
 
 
+def test_a_path_is_not_cut_at_files_of_the_host(image: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A URL was cut at any file of the host: `rm("quire://backup/logs")` removed `/logs`, if the working directory had a file
+    `backup`, though the image was given.
+    """
+    monkeypatch.chdir(image.parent)
+    Path("backup").touch()
+    with quire.Volume(image) as volume:
+        for given in (QuireFileSystem("data.img"), QuireFileSystem(volume=volume)):
+            given.makedirs("/logs", exist_ok=True)
+            given.makedirs("/backup/logs", exist_ok=True)
+            given.pipe({"/logs/a": b"kept", "/backup/logs/a": b"old"})
+            given.rm("quire://backup/logs", recursive=True)
+            assert given.find("/") == ["/logs/a"] and given._parent("quire://backup/a") == "/backup"
+            # The image's own URLs are cut.
+            assert given.cat("quire://data.img/logs/a") == given.cat(f"{url}/logs/a") == b"kept"
+            assert given._strip_protocol([url, f"{url}/", f"{url}.old"]) == ["/", "/", f"{image}.old"]
+        of_url, _ = fsspec.url_to_fs(f"{url}/logs")
+        assert of_url.cat("quire://data.img/logs/a") == of_url.cat("quire://logs/a") == b"kept"
+        with pytest.raises(ValueError, match="backup/logs is not in"):
+            of_url.rm("quire://backup/logs", recursive=True)
+        for option in ({"image": "data.img"}, {"volume": volume}):
+            assert fsspec.url_to_fs("quire://data.img/logs", **option)[1] == "/logs"
+            with pytest.raises(ValueError, match="the URL leads into .*backup"):
+                fsspec.url_to_fs("quire://backup/logs", **option)
+        assert volume.path("/logs/a").read_bytes() == b"kept"
+
+
+def test_an_image_on_a_server() -> None:
+    """An address was made a path of the host."""
+    address = "nbd://localhost:1/export"
+    fs = fsspec.filesystem("quire", image=address)
+    assert fs.image == address
+    assert fs.unstrip_protocol("/a") == f"quire://{address}/a" and fs._strip_protocol(f"quire://{address}/a") == "/a"
+
+
 def test_options_reach_the_volume(image: Path) -> None:
     fs = fsspec.filesystem("quire", image=str(image), read_only=True)
     assert fs.volume.read_only

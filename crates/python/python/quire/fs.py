@@ -4,7 +4,7 @@
 
 IMAGE is a path of the host: `quire://data.img/t.parquet` is relative, `quire:///srv/data.img/t.parquet` is absolute. It
 ends at the first part that is no directory of the host. Where the image is given as an option (`image=`, or `volume=` for
-an open `quire.Volume`), the URL has only the path in the volume.
+an open `quire.Volume`), the URL may have only the path in the volume.
 
 A volume that this process has open is shared, else it is opened with the first use, and closed when the program ends.
 """
@@ -23,7 +23,7 @@ from typing import Any
 from fsspec import AbstractFileSystem
 from fsspec.utils import stringify_path
 
-from ._volume import Volume, beside, opened
+from ._volume import Volume, _identity, _is_address, beside, opened
 
 _PROTOCOL = "quire://"
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
@@ -48,6 +48,10 @@ def split(url: str) -> tuple[str | None, str]:
     return None, "/" + rest
 
 
+def _plain(path: str) -> str:
+    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
 class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """Files of a volume for fsspec, and so for pandas, pyarrow and others.
 
@@ -60,7 +64,12 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
     local_file = False
 
     def __init__(
-        self, image: str | os.PathLike[str] | None = None, *, volume: Volume | None = None, **options: Any
+        self,
+        image: str | os.PathLike[str] | None = None,
+        *,
+        volume: Volume | None = None,
+        image_of_url: str | None = None,
+        **options: Any,
     ) -> None:
         of_fsspec = {
             name: options.pop(name)
@@ -68,13 +77,25 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
             if name in options
         }
         super().__init__(**of_fsspec)
+        #: A URL of another image is a mistake then; else it may be a path in the volume.
+        self._is_of_url = volume is None and image is None
+        if self._is_of_url:
+            image = image_of_url
         if volume is None and image is None:
             raise ValueError(
                 "there is no image: the URL quire://IMAGE/path has none that exists, and neither image= nor volume= is given"
             )
         self._volume = volume
         self._options = options
-        self.image = volume.image if volume is not None else os.path.abspath(stringify_path(image))
+        if volume is not None:
+            self.image = volume.image
+        else:
+            name = str(stringify_path(image))
+            self.image = name if _is_address(name) else os.path.abspath(name)
+        if image_of_url is not None and not self._is(image_of_url):
+            raise ValueError(f"the URL leads into {image_of_url}, and the given image is {self.image}")
+        # The class's own knows no image, and cuts a URL at any.
+        self._strip_protocol = self._strip  # type: ignore[method-assign]
 
     @property
     def volume(self) -> Volume:
@@ -96,14 +117,40 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if isinstance(path, list):
             return [cls._strip_protocol(one) for one in path]
         path = stringify_path(path)
-        if path.startswith(_PROTOCOL):
-            path = split(path)[1]
-        return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
+        return _plain(split(path)[1] if path.startswith(_PROTOCOL) else path)
+
+    def _strip(self, path: Any) -> Any:
+        if isinstance(path, list):
+            return [self._strip(one) for one in path]
+        path = stringify_path(path)
+        return _plain(self._inside(path) if path.startswith(_PROTOCOL) else path)
+
+    def _inside(self, url: str) -> str:
+        """The path in the volume: without the image if that is this one."""
+        own = _PROTOCOL + self.image
+        if url == own or url.startswith(own + "/"):
+            return url[len(own) :]
+        image, inside = split(url)
+        if image is not None and self._is(image):
+            return inside
+        if image is not None and self._is_of_url:
+            raise ValueError(f"{url} is not in {self.image}")
+        return url[len(_PROTOCOL) :]
+
+    def _is(self, image: str) -> bool:
+        try:
+            return _identity(image) == _identity(self.image)
+        except OSError:
+            return image == self.image
+
+    def _parent(self, path: Any) -> str:
+        # The base class has one of the class.
+        return os.path.dirname(str(self._strip(path)))
 
     @staticmethod
     def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
         image = split(path)[0] if path.startswith(_PROTOCOL) else None
-        return {} if image is None else {"image": image}
+        return {} if image is None else {"image_of_url": image}
 
     def unstrip_protocol(self, name: str) -> str:
         if name.startswith(_PROTOCOL):
