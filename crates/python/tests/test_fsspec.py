@@ -1,6 +1,7 @@
 """The fsspec file system, and the programs that open files through it."""
 
 import errno
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -206,6 +207,36 @@ def test_a_transaction_has_what_its_files_have_in_buffers(fs: QuireFileSystem) -
     assert file.closed and text.closed
 
 
+def test_a_transaction_has_all_of_a_compressed_file(fs: QuireFileSystem) -> None:
+    """A compressed file that was not closed was committed without its end, or empty."""
+    left_open = []
+    with fs.transaction:
+        for compression in ("gzip", "bz2", "xz"):
+            file = fs.open(f"/{compression}", "wb", compression=compression)
+            text = fs.open(f"/{compression}.text", "w", compression=compression)
+            file.write(b"whole")
+            text.write("whole")
+            left_open += [file, text]
+    for name in ("gzip", "bz2", "xz"):
+        for path in (f"/{name}", f"/{name}.text"):
+            with fs.open(path, "rb", compression=name) as file:
+                assert file.read() == b"whole"
+
+
+def test_a_transaction_outlives_a_crash_whole(fs: QuireFileSystem, tmp_path: Path) -> None:
+    """The names of files became durable before their data: after a crash a new file could be empty."""
+    with fs.transaction:
+        for name in ("/a", "/b"):
+            fs.open(name, "wb").write(b"whole" * 10_000)
+    with fs.volume.open("/other", "wb", 0) as other:
+        # All names before it become durable with it.
+        other.fsync()
+    crashed = tmp_path / "crashed.img"
+    shutil.copyfile(fs.image, crashed)
+    with quire.Volume(crashed) as volume:
+        assert volume.path("/a").read_bytes() == volume.path("/b").read_bytes() == b"whole" * 10_000
+
+
 def test_a_transaction_creates_what_is_to_be_new(fs: QuireFileSystem) -> None:
     """A file of mode "x" replaced the one that was there."""
     fs.pipe("/a", b"first")
@@ -263,6 +294,15 @@ def test_all_writing_of_a_transaction_waits_for_its_end(fs: QuireFileSystem) -> 
     with pytest.raises(FileNotFoundError), fs.transaction:
         fs.open("/none", "r+b")
     assert fs.find("/") == ["/a", "/b", "/c", "/d", "/e"]
+
+
+def test_an_open_that_fails_leaves_nothing_behind(fs: QuireFileSystem) -> None:
+    """The hidden copy of a file stayed when its opening failed in a transaction."""
+    fs.pipe("/a", b"old")
+    for mode in ("r+b", "ab"):
+        with pytest.raises(TypeError), fs.transaction:
+            fs.open("/a", mode, unknown=1)
+    assert fs.find("/") == ["/a"]
 
 
 def test_threads_open_a_volume_once(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,9 +220,10 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
     # Contents.
 
     def open(self, path: Any, mode: str = "rb", *arguments: Any, **options: Any) -> Any:
+        # `_open` adds the file of a transaction. This is called for each layer, and the outermost one comes last.
+        uncommitted = options.setdefault("_uncommitted", [])
         file = super().open(path, mode, *arguments, **options)
-        inner = getattr(file, "buffer", None)
-        if isinstance(inner, _Uncommitted):
+        for inner in uncommitted:
             inner.outer = file
         return file
 
@@ -233,12 +234,15 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
         block_size: int | None = None,
         autocommit: bool = True,
         cache_options: dict[str, Any] | None = None,
+        _uncommitted: list[Any] | None = None,
         **options: Any,
     ) -> Any:
         path = self._strip_protocol(path)
         if autocommit or ("r" in mode and "+" not in mode):
             return self.volume.open(path, mode, **options)
         file = _Uncommitted(self.volume, path, mode, options)
+        if _uncommitted is not None:
+            _uncommitted.append(file)
         if "r" in mode:
             # Those of other modes fsspec itself adds to the transaction.
             self.transaction.files.append(file)
@@ -338,24 +342,36 @@ class _Uncommitted:
         if not self._replace and volume.lexists(path):
             raise FileExistsError(errno.EEXIST, "the name is taken", path)
         self._beside = beside(path)
-        if "r" in mode or ("a" in mode and volume.exists(path)):
-            volume.copyfile(path, self._beside)
-        self._file = volume.open(self._beside, mode, **options)
-        # What makes text of it, with a buffer of its own.
+        try:
+            if "r" in mode or ("a" in mode and volume.exists(path)):
+                volume.copyfile(path, self._beside)
+            self._file = volume.open(self._beside, mode, **options)
+        except BaseException:
+            self._remove()
+            raise
+        # What makes text of it, or compresses, with a buffer of its own.
         self.outer = self._file
 
     def commit(self) -> None:
         try:
-            # What it has in its buffer belongs to it.
+            # What it has in its buffers belongs to it. What compresses leaves it open.
             self.outer.close()
+            self._file.close()
+            # Its name must not become durable before its data.
+            with self._volume.open(self._beside, "rb", 0) as file:
+                file.fsync()
             self._volume.rename(self._beside, self.path, replace=self._replace)
         except BaseException:
             self.discard()
             raise
 
     def discard(self) -> None:
-        with suppress(OSError):
-            self.outer.close()
+        for file in (self.outer, self._file):
+            with suppress(OSError):
+                file.close()
+        self._remove()
+
+    def _remove(self) -> None:
         with suppress(FileNotFoundError):
             self._volume.unlink(self._beside)
 
