@@ -3,9 +3,11 @@
 import errno
 import multiprocessing
 import os
+import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -199,6 +201,67 @@ def test_space_and_numbers(volume: quire.Volume) -> None:
     before = volume.metrics()["transactions_total"]
     volume.mkdir("a")
     assert volume.metrics()["transactions_total"] > before
+
+
+def replaced(volume: quire.Volume, replace: Callable[[str, bytes], None]) -> None:
+    """A file that is replaced by way of links is as a write to it had left it, but for what it holds."""
+    volume.makedirs("/dir/below")
+    old = volume.path("/dir/a")
+    old.write_bytes(b"old")
+    volume.chmod("/dir/a", 0o600)
+    volume.chown("/dir/a", 1000, 1001)
+    attributes = {"user.one": b"1", "trusted.two": b"2" * 1000}
+    for name, value in attributes.items():
+        old.setxattr(name, value)
+    old.set_properties(untorn="16k")
+    volume.symlink("../a", "/dir/below/first")
+    volume.symlink("dir/below/first", "/link")
+    replace("/link", b"new")
+    found = old.lstat()
+    assert (stat.S_IFMT(found.st_mode), stat.S_IMODE(found.st_mode)) == (stat.S_IFREG, 0o600)
+    assert (found.st_uid, found.st_gid) == (1000, 1001) and old.properties().untorn == 16384
+    assert attributes.items() <= {name: old.getxattr(name) for name in old.listxattr()}.items()
+    assert old.read_bytes() == volume.path("/link").read_bytes() == b"new"
+    assert volume.readlink("/link") == "dir/below/first" and volume.readlink("/dir/below/first") == "../a"
+    assert sorted(volume.listdir("/dir")) == ["a", "below"] and volume.listdir("/dir/below") == ["first"]
+    # A link that leads nowhere yet.
+    volume.symlink("made", "/to-be-made")
+    replace("/to-be-made", b"made")
+    assert volume.path("/made").read_bytes() == b"made" and stat.S_IMODE(volume.stat("/made").st_mode) == 0o644
+    volume.symlink("loop", "/loop")
+    with pytest.raises(OSError, match="links"):
+        replace("/loop", b"")
+
+
+def test_replacing_keeps_attributes_and_links(volume: quire.Volume) -> None:
+    """A file of mode 0600 had 0644 after it was replaced, and lost its owner and its attributes; a link became a file."""
+
+    def replace(path: str, data: bytes) -> None:
+        with volume.replacing(path) as file:
+            file.write(data)
+
+    replaced(volume, replace)
+    with volume.replacing("/dir/a", permissions=0o640) as file:
+        file.write(b"newer")
+    assert stat.S_IMODE(volume.stat("/dir/a").st_mode) == 0o640 and volume.stat("/dir/a").st_uid == 1000
+
+
+def test_transactions_of_fsspec_keep_attributes_and_links(volume: quire.Volume) -> None:
+    """As above: a file that was written in a transaction is a new one, too."""
+    from quire.fs import QuireFileSystem
+
+    fs = QuireFileSystem(volume=volume, skip_instance_cache=True)
+
+    def replace(path: str, data: bytes) -> None:
+        with fs.transaction:
+            fs.pipe_file(path, data)
+
+    replaced(volume, replace)
+    with fs.transaction:
+        fs.open("/link", "r+b").write(b"NEW")
+        fs.open("/made", "ab").write(b", and more")
+    assert volume.stat("/dir/a").st_uid == 1000 and volume.path("/dir/a").read_bytes() == b"NEW"
+    assert volume.path("/made").read_bytes() == b"made, and more"
 
 
 def test_replacing_is_all_or_nothing(volume: quire.Volume) -> None:

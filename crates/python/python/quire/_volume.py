@@ -6,6 +6,7 @@ import atexit
 import errno
 import io
 import os
+import stat
 import time
 import uuid
 import weakref
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     BytesMode: TypeAlias = Literal[
         "rb", "wb", "ab", "xb", "r+b", "w+b", "a+b", "x+b", "rb+", "wb+", "ab+", "xb+"
     ]
+
+#: Links that a path may lead through, as on Linux.
+_LINKS_MAX = 40
 
 #: Bytes of the buffers that `Volume.open` makes.
 BUFFER_SIZE = 128 << 10
@@ -397,16 +401,20 @@ class Volume(_native.NativeVolume):
     def replacing(self, path: Name, mode: str = "wb", **options: Any) -> Iterator[Any]:
         """Replaces a file at once: `with volume.replacing(path) as file` writes a new one beside it, makes that durable,
         and renames it over the old one. If the block raises, the old file stays.
+
+        Where links lead to the old file, they stay, and the new one has its owner, extended attributes and mode, unless
+        `permissions` are given.
         """
-        name = os.fsdecode(path)
+        name = followed(self, os.fsdecode(path))
         unfinished = beside(name)
         try:
             with self.open(unfinished, mode.replace("w", "x"), **options) as file:
+                take_over(self, name, unfinished, with_mode="permissions" not in options)
                 yield file
                 file.flush()
                 raw = getattr(file, "buffer", file)
                 getattr(raw, "raw", raw).fsync()
-            self.rename(unfinished, path)
+            self.rename(unfinished, name)
         except BaseException:
             if self.lexists(unfinished):
                 self.unlink(unfinished)
@@ -556,6 +564,27 @@ def beside(path: str) -> str:
     """A new name beside a file, for what is to take its place. A name has 255 bytes."""
     directory, name = os.path.split(path)
     return os.path.join(directory, os.fsdecode(b"." + os.fsencode(name)[:200] + f".{uuid.uuid4().hex}".encode()))
+
+
+def followed(volume: Volume, path: str) -> str:
+    """The path of the file itself, for one that symbolic links lead to."""
+    for _ in range(_LINKS_MAX):
+        if not volume.islink(path):
+            return path
+        path = os.path.join(os.path.dirname(path), volume.readlink(path))
+    raise OSError(errno.ELOOP, "too many links", path)
+
+
+def take_over(volume: Volume, old: str, new: str, with_mode: bool = True) -> None:
+    """Gives a new file what a write to the old one would have left alone, if there is an old one."""
+    if not volume.isfile(old):
+        return
+    found = volume.stat(old)
+    volume.chown(new, found.st_uid, found.st_gid)
+    for name in volume.listxattr(old):
+        volume.setxattr(new, name, volume.getxattr(old, name))
+    if with_mode:
+        volume.chmod(new, stat.S_IMODE(found.st_mode))
 
 
 def opened(image: str | os.PathLike[str]) -> Volume | None:

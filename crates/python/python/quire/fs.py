@@ -23,7 +23,7 @@ from typing import Any
 from fsspec import AbstractFileSystem
 from fsspec.utils import stringify_path
 
-from ._volume import Volume, _identity, _is_address, beside, opened
+from ._volume import Volume, _identity, _is_address, beside, followed, opened, take_over
 
 _PROTOCOL = "quire://"
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
@@ -341,11 +341,13 @@ class _Uncommitted:
         self._replace = "x" not in mode
         if not self._replace and volume.lexists(path):
             raise FileExistsError(errno.EEXIST, "the name is taken", path)
-        self._beside = beside(path)
+        self._target = followed(volume, path)
+        self._beside = beside(self._target)
         try:
             if "r" in mode or ("a" in mode and volume.exists(path)):
                 volume.copyfile(path, self._beside)
             self._file = volume.open(self._beside, mode, **options)
+            take_over(volume, self._target, self._beside, with_mode="permissions" not in options)
         except BaseException:
             self._remove()
             raise
@@ -360,7 +362,7 @@ class _Uncommitted:
             # Its name must not become durable before its data.
             with self._volume.open(self._beside, "rb", 0) as file:
                 file.fsync()
-            self._volume.rename(self._beside, self.path, replace=self._replace)
+            self._volume.rename(self._beside, self._target, replace=self._replace)
         except BaseException:
             self.discard()
             raise
