@@ -203,6 +203,25 @@ def test_space_and_numbers(volume: quire.Volume) -> None:
     assert volume.metrics()["transactions_total"] > before
 
 
+def test_a_walk_skips_what_has_vanished(volume: quire.Volume) -> None:
+    """A walk raised when somebody removed a directory, or replaced it by a file, before the walk came to it."""
+    for walk in (volume.walk, lambda top: volume.path(top).walk()):
+        volume.makedirs("/top/a")
+        volume.makedirs("/top/b")
+        volume.makedirs("/top/c")
+        found = []
+        for directory, directories, _ in walk("/top"):
+            found.append(str(directory))
+            if directories:
+                first, second, third = (f"/top/{name}" for name in directories)
+                volume.rmdir(first)
+                volume.rmdir(second)
+                volume.path(second).touch()
+        assert found == ["/top", third]
+        assert list(walk("/missing")) == list(walk(second)) == []
+        volume.unlink(second)
+
+
 def replaced(volume: quire.Volume, replace: Callable[[str, bytes], None]) -> None:
     """A file that is replaced by way of links is as a write to it had left it, but for what it holds."""
     volume.makedirs("/dir/below")

@@ -471,13 +471,19 @@ class Volume(_native.NativeVolume):
             yield DirEntry(name, os.path.join(directory, name), kind, inode, self)
 
     def walk(self, top: Name = "/") -> Iterator[tuple[str, list[str], list[str]]]:
-        """Directories below `top`, top down, as `os.walk`; links to directories are not followed."""
+        """Directories below `top`, top down, as `os.walk`: links to directories are not followed, and a directory that is not
+        there, or has vanished meanwhile, is skipped.
+        """
         waiting = [os.fsdecode(top)]
         while waiting:
             directory = waiting.pop()
             directories: list[str] = []
             files: list[str] = []
-            for name, kind, _ in self._entries(directory):
+            try:
+                entries = self._entries(directory)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            for name, kind, _ in entries:
                 (directories if kind == "d" else files).append(name)
             yield directory, directories, files
             waiting.extend(os.path.join(directory, name) for name in reversed(directories))
