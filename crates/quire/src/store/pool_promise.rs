@@ -210,3 +210,44 @@ impl Store {
         Ok(())
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::store::transaction::{Cost, Depends};
+    use crate::{FormatOptions, VolumeOptions};
+    use quire_base::InodeNo;
+    use quire_base::sync::Arc;
+    use quire_device::MemoryBackend;
+    use quire_format::key::Key;
+
+    /// A tree of millions of files outgrew the part of the volume that its pool was widened to. The pool then
+    /// grew by what was needed at the moment, few nodes might be dirty, and one checkpoint followed the other.
+    #[test]
+    fn a_tree_that_outgrows_its_part_of_the_volume_keeps_its_room() {
+        const BLOCKS: u64 = 256 << 10;
+        const DIRTY_NODES: u64 = 1500;
+        let backend = Arc::new(MemoryBackend::new(BLOCKS));
+        let format = FormatOptions::new().seed(1).metadata_copies(1).journal_bytes(4 << 20);
+        format.format_backend(backend.clone()).expect("a new volume");
+        let options = VolumeOptions::new().threads(false);
+        let options = options.node_cache_bytes(2 * DIRTY_NODES * quire_tree::NODE_MEMORY_BYTES);
+        let volume = options.open_backend(backend).expect("a new volume opens");
+        let store = &volume.engine().store;
+        for hash in 0.. {
+            if store.tree.stats().nodes > BLOCKS / WIDENED_PART * 3 / 2 {
+                break;
+            }
+            let mut transaction = store.begin(Cost::new(1, 1000)).expect("there is room");
+            transaction.put(Key::xattr(InodeNo(1 << 20), hash, 0, 0), &[1; 1000]);
+            transaction.commit(Depends::Nothing).expect("the volume works");
+            volume.background_step().expect("the volume works");
+        }
+        store.background_checkpoint().expect("the volume works");
+        let stats = store.tree.stats();
+        assert!(stats.dirty_nodes_max + CHUNK_BLOCKS / 2 > DIRTY_NODES, "{stats:?}");
+        // What the pool was widened by it keeps.
+        store.shrink_pool().expect("the volume works");
+        assert_eq!(store.tree.stats().pool_blocks, stats.pool_blocks);
+    }
+}
