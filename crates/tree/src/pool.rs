@@ -179,6 +179,11 @@ impl PoolState {
         pages + self.only_kept_blocks() + let_go as u64
     }
 
+    /// Whether the next checkpoints free blocks that a kept checkpoint needed, which is let go.
+    pub(crate) fn frees_kept(&self) -> bool {
+        self.freed.iter().any(|freed| freed.was_kept && !freed.blocks.is_empty())
+    }
+
     /// Freed blocks that are still busy.
     pub(crate) fn freed_blocks(&self) -> u64 {
         self.freed.iter().map(|freed| freed.blocks.len() as u64).sum()

@@ -211,9 +211,10 @@ impl Tree {
         self.accounting.held()
     }
 
-    /// Whether the next checkpoint frees pool blocks, since the tree has become smaller.
+    /// Whether the next checkpoints free pool blocks, since the tree has become smaller, or since one is not
+    /// kept any more.
     pub fn checkpoint_frees_nodes(&self) -> bool {
-        self.accounting.checkpoint_frees_nodes()
+        self.accounting.checkpoint_frees_nodes() || self.pool.lock().frees_kept()
     }
 
     /// The most nodes that changing `keys` keys can dirty, create or remove.
