@@ -164,7 +164,7 @@ fn new_incarnation(
     options: VolumeOptions,
 ) -> Result<Parts> {
     if let Some(name) = &options.roll_back {
-        rolling_back::check(&loaded.tree, name)?;
+        rolling_back::check(&loaded.tree, &loaded.superblock, name)?;
     }
     let plan = options.reshape.as_ref().map(|reshape| reshape.plan(&device, &loaded)).transpose()?;
     table::keep_all(&device, &loaded.tree)?;

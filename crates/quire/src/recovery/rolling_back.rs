@@ -26,6 +26,7 @@ use quire_format::extent::Run;
 use quire_format::key::Key;
 use quire_format::region::{RegionMap, split_by_region};
 use quire_format::snapshot::Snapshot;
+use quire_format::superblock::Superblock;
 use quire_tree::{CheckpointStamp, Tree};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -34,8 +35,19 @@ use std::ops::ControlFlow;
 type KeyOf = fn(u64) -> Key;
 
 /// The snapshot, if the volume can be rolled back to it.
-pub(crate) fn check(tree: &Tree, name: &str) -> Result<Snapshot> {
+pub(crate) fn check(tree: &Tree, superblock: &Superblock, name: &str) -> Result<Snapshot> {
     let (number, snapshot) = table::find(tree, name)?;
+    let old = &snapshot.superblock;
+    // A volume may have grown since.
+    let fits = old.uuid == superblock.uuid
+        && old.metadata_copies == superblock.metadata_copies
+        && old.block_count <= superblock.block_count
+        && old.orphan_blocks <= superblock.orphan_blocks;
+    if !fits {
+        return Err(Error::corrupt(format!(
+            "the snapshot {name:?} is not one of this volume (see: quire fsck)"
+        )));
+    }
     let all = table::table(tree)?;
     if let Some((_, newer)) = all.iter().find(|(other, _)| *other > number) {
         let advice = match newer.deleting {
@@ -54,7 +66,7 @@ pub(crate) fn check(tree: &Tree, name: &str) -> Result<Snapshot> {
 
 /// Step 2 of the protocol: the next checkpoint, of this number, is that of the rolled back volume.
 pub(crate) fn apply(device: &Arc<Device>, loaded: &mut Loaded, name: &str, number: u64) -> Result<()> {
-    let snapshot = check(&loaded.tree, name)?;
+    let snapshot = check(&loaded.tree, &loaded.superblock, name)?;
     let old = &snapshot.superblock;
     let maps = maps(device, loaded, &snapshot)?;
     let stamp = CheckpointStamp { checkpoint: number, incarnation: loaded.superblock.incarnation + 1 };

@@ -5,9 +5,10 @@ use crate::common::{file, new_volume, options};
 use quire::backend::Backend;
 use quire::inodes::{FallocateMode, IoFlags};
 use quire::internals::repair::Session;
-use quire::{AlignedBuf, ErrorKind};
+use quire::{AlignedBuf, ErrorKind, roll_back_backend};
 use quire_base::BlockNo;
 use quire_device::IoClass;
+use quire_device::simulated::Event;
 use quire_format::extent::Extent;
 use quire_format::key::Key;
 use quire_format::superblock::{FAR_BLOCKS, SLOT_BLOCKS, Superblock, orphan_blocks_max};
@@ -96,4 +97,20 @@ fn more_orphan_blocks_than_the_volume_can_have_are_refused() {
     forge(&*device, |superblock| superblock.orphan_blocks = 1 << 16);
     let refused = options().open_backend(device.clone()).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Corrupt, "{refused}");
+}
+
+/// The orphan blocks of a snapshot were put into as many as the volume said it had. Rolling back to one that
+/// had more panicked, behind the first superblock.
+#[test]
+fn a_snapshot_that_does_not_fit_the_volume_is_not_rolled_back_to() {
+    let (device, volume) = new_volume(4096);
+    volume.write("file", [7; 4096]).unwrap();
+    volume.take_snapshot("kept").unwrap();
+    volume.close().unwrap();
+    forge(&*device, |superblock| superblock.orphan_blocks = 1);
+    let before = device.events(0..usize::MAX).len();
+    let refused = roll_back_backend(device.clone(), "kept").unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Corrupt, "{refused}");
+    let events = device.events(before..usize::MAX);
+    assert!(!events.iter().any(|event| matches!(event, Event::WriteSubmitted { .. })), "{events:?}");
 }
