@@ -92,7 +92,7 @@ fn open_and_mount(checked: &Checked) -> Outcome<(Session, ControlSocket, Vec<Str
     let mut notes = Vec::new();
     let recovery = volume.recovery();
     if let Some(reason) = &recovery.fallback {
-        notes.push(format!("the newest superblock is not good, the older one was taken: {reason}"));
+        notes.push(format!("a superblock or its checkpoint is not good, the other one was taken: {reason}"));
     }
     if let Some(reason) = &recovery.second_copy {
         notes.push(format!("the first copy of a superblock is not good, the second one was taken: {reason}"));

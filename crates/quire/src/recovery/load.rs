@@ -24,7 +24,8 @@ use quire_tree::{PoolState, Tree, TreeLimits};
 pub struct RecoveryReport {
     /// Records replayed.
     pub records: u64,
-    /// True if the newest superblock was passed over for the older one, and why.
+    /// What does not serve though the other one does, and why: a superblock that cannot be read, or one whose
+    /// checkpoint is damaged. Each reason names its superblock, A or B.
     pub fallback: Option<String>,
     /// A superblock whose first copy is not good, though its second one serves, and why.
     pub second_copy: Option<String>,
@@ -85,23 +86,36 @@ pub(crate) fn load(device: &Arc<Device>, options: &VolumeOptions) -> Result<Load
     }
     let newest_sequence = newest.sequence;
     for (slot, superblock) in candidates {
+        let of_slot = |error: Error| error.context(format!("checkpoint of superblock {}", ["A", "B"][slot]));
+        let checkpoint = match read_checkpoint(device, options, superblock) {
+            Ok(checkpoint) => checkpoint,
+            // What cannot be read is no better than what is damaged.
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
+                reasons.push(of_slot(error));
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         // A fallback must reach at least the state that the newer checkpoint had.
-        match load_from(device, options, superblock, slot, Replay::Whole { at_least: newest_sequence }) {
+        match replay_behind(checkpoint, device, slot, Replay::Whole { at_least: newest_sequence }) {
             Ok((mut loaded, _)) => {
-                loaded.report.fallback = reasons.first().map(Error::to_string);
-                loaded.report.second_copy = second_copy;
-                if let Some(why) = &loaded.report.fallback {
-                    tracing::warn!(%why, "a superblock or its tree is damaged; the other one serves");
+                if !reasons.is_empty() {
+                    let why = join(&reasons);
+                    tracing::warn!(%why, "a superblock, or its checkpoint, does not serve; the other one does");
+                    loaded.report.fallback = Some(why);
                 }
+                loaded.report.second_copy = second_copy;
                 return Ok(loaded);
             }
-            Err(error) if error.kind() == ErrorKind::Corrupt => {
-                reasons.push(error.context(format!("checkpoint of superblock {}", ["A", "B"][slot])));
-            }
+            Err(error) if error.kind() == ErrorKind::Corrupt => reasons.push(of_slot(error)),
             Err(error) => return Err(error),
         }
     }
     Err(none_usable(device, &reasons))
+}
+
+fn join(reasons: &[Error]) -> String {
+    reasons.iter().map(Error::to_string).collect::<Vec<_>>().join("; ")
 }
 
 pub(super) fn none_usable(device: &Device, reasons: &[Error]) -> Error {
@@ -114,13 +128,12 @@ pub(super) fn none_usable(device: &Device, reasons: &[Error]) -> Error {
     } else {
         ErrorKind::Corrupt
     };
-    let detail = reasons.iter().map(Error::to_string).collect::<Vec<_>>().join("; ");
     let advice = match kind {
         ErrorKind::NotAVolume => "is not a Quire volume (make one with: quire mkfs)",
         ErrorKind::UnknownFormat => "needs a newer quire",
         _ => "cannot be opened (see: quire fsck)",
     };
-    Error::new(kind, format!("{} {advice}: {detail}", device.name()))
+    Error::new(kind, format!("{} {advice}: {}", device.name(), join(reasons)))
 }
 
 /// What a replay makes of a damaged journal.
@@ -168,6 +181,25 @@ pub(super) fn load_from(
     slot: usize,
     how: Replay,
 ) -> Result<(Loaded, JournalCut)> {
+    replay_behind(read_checkpoint(device, options, superblock)?, device, slot, how)
+}
+
+/// What a superblock names, as far as it must be read to go on from there.
+struct Checkpoint {
+    superblock: Superblock,
+    tree: Arc<Tree>,
+    orphans: OrphanSlots,
+    damaged_orphan_blocks: usize,
+    snapshots: Arc<SnapshotTable>,
+    mends_pool: bool,
+}
+
+/// What a superblock names. Replays nothing.
+fn read_checkpoint(
+    device: &Arc<Device>,
+    options: &VolumeOptions,
+    superblock: Superblock,
+) -> Result<Checkpoint> {
     let volume = superblock.volume_id();
     let mut pool = PoolState::load(device, volume, superblock.manifest, superblock.block_count)
         .context("metadata pool")?;
@@ -177,28 +209,40 @@ pub(super) fn load_from(
         Tree::open(device.clone(), volume, superblock.roots(), pool, tree_limits(options)).context("tree")?;
 
     let orphans = OrphanSlots::new(superblock.orphan_blocks);
-    let mut report = RecoveryReport::default();
+    let mut damaged_orphan_blocks = 0;
     for (index, block) in orphan_blocks.into_iter().enumerate() {
         match block.and_then(|bytes| quire_format::orphan::decode(index as u64, &bytes[..])) {
             Ok(slots) => orphans.load(index, &slots),
             Err(error) => {
-                report.damaged_orphan_blocks += 1;
+                damaged_orphan_blocks += 1;
                 tracing::warn!(%error, index, "a damaged orphan block is skipped; fsck finds what it named");
             }
         }
     }
 
+    let snapshots = Arc::new(SnapshotTable::load(&tree, superblock.epoch).context("snapshots")?);
+    Ok(Checkpoint { superblock, tree, orphans, damaged_orphan_blocks, snapshots, mends_pool })
+}
+
+/// Replays the journal behind a checkpoint, in memory.
+fn replay_behind(
+    checkpoint: Checkpoint,
+    device: &Arc<Device>,
+    slot: usize,
+    how: Replay,
+) -> Result<(Loaded, JournalCut)> {
+    let Checkpoint { mut superblock, tree, orphans, damaged_orphan_blocks, snapshots, mends_pool } =
+        checkpoint;
+    let mut report = RecoveryReport { damaged_orphan_blocks, ..RecoveryReport::default() };
     if how != Replay::Nothing {
         // What the replay from the other slot found, if there was one.
         device.recorded().clear();
     }
-    let mut superblock = superblock;
     let (free_blocks, inodes, next_inode) = (
         Counter::starting_at(superblock.free_blocks),
         Counter::starting_at(superblock.inode_count),
         InodeNumbers::from(superblock.next_inode),
     );
-    let snapshots = Arc::new(SnapshotTable::load(&tree, superblock.epoch).context("snapshots")?);
     let target = Target {
         tree: &tree,
         snapshots: &snapshots,

@@ -3,9 +3,9 @@
 //! Protocol:
 //! 1. Read both superblock slots; try the newer checkpoint first. Its tree, manifest and orphan blocks must
 //!    check.
-//! 2. Replay the journal from its S in memory. If the newer slot's tree or superblock is damaged, the older
-//!    slot serves if its tree checks and the journal from its S is whole (at least up to the newer one's S,
-//!    where that is readable); else the volume is refused, with both reasons.
+//! 2. Replay the journal from its S in memory. If the newer slot's tree or superblock is damaged or cannot be
+//!    read, the older slot serves if its tree checks and the journal from its S is whole (at least up to the
+//!    newer one's S, where that is readable); else the volume is refused, with both reasons.
 //! 3. Flush, before anything read counts as durable: what a killed process left in the drive's cache could
 //!    still vanish after we build on it.
 //! 4. Copy the chosen superblock into the other slot, so that no slot needs pool blocks which the chosen

@@ -1,17 +1,18 @@
 //! Volumes whose tree is whole but says what cannot be: errors, never a panic, and nothing that recovery
 //! would refuse.
 
-use crate::common::{file, new_volume, options};
+use crate::common::{clock, file, new_volume, options};
 use quire::backend::Backend;
 use quire::inodes::{FallocateMode, IoFlags};
 use quire::internals::repair::Session;
-use quire::{AlignedBuf, ErrorKind, roll_back_backend};
+use quire::{AlignedBuf, ErrorKind, FormatOptions, roll_back_backend};
 use quire_base::BlockNo;
-use quire_device::IoClass;
-use quire_device::simulated::Event;
+use quire_device::simulated::{CrashPolicy, Event, Fault, FaultOp};
+use quire_device::{IoClass, SimulatedBackend};
 use quire_format::extent::Extent;
 use quire_format::key::Key;
 use quire_format::superblock::{FAR_BLOCKS, SLOT_BLOCKS, Superblock, orphan_blocks_max};
+use std::sync::Arc;
 
 /// A file had two extents for one block. A truncate put both into a transaction, which is no list that a
 /// record may carry: the encoder panicked, and without its assertion recovery would have refused the record.
@@ -113,4 +114,74 @@ fn a_snapshot_that_does_not_fit_the_volume_is_not_rolled_back_to() {
     assert_eq!(refused.kind(), ErrorKind::Corrupt, "{refused}");
     let events = device.events(before..usize::MAX);
     assert!(!events.iter().any(|event| matches!(event, Event::WriteSubmitted { .. })), "{events:?}");
+}
+
+/// The superblocks of both slots.
+fn superblocks_of(device: &dyn Backend) -> [Superblock; 2] {
+    SLOT_BLOCKS.map(|slot| {
+        let mut block = AlignedBuf::blocks(1);
+        device.read(IoClass::Metadata, slot, &mut block).unwrap();
+        Superblock::decode(&block).unwrap()
+    })
+}
+
+/// A root, or a page of the manifest, that could not be read ended the opening, though the older superblock
+/// served where the same block had flipped bits.
+#[test]
+fn an_unreadable_checkpoint_is_passed_over_like_a_damaged_one() {
+    const NAMES: [&str; 3] = ["one", "two", "three"];
+    type Of = fn(&Superblock) -> BlockNo;
+    let blocks: [Of; 3] =
+        [|newest| newest.root.block, |newest| newest.space_root.block, |newest| newest.manifest.block];
+    for block in blocks {
+        let device = Arc::new(SimulatedBackend::new(4096));
+        let format = FormatOptions::new().seed(1).journal_bytes(1 << 20).metadata_copies(1).clock(clock());
+        format.format_backend(device.clone()).unwrap();
+        let volume = options().open_backend(device.clone()).unwrap();
+        for name in NAMES {
+            volume.write(name, name).unwrap();
+            volume.sync().unwrap();
+            if name != NAMES[2] {
+                volume.checkpoint().unwrap();
+            }
+        }
+        let device = Arc::new(SimulatedBackend::from_image(device.crash(CrashPolicy::LoseAll)));
+        let superblocks = superblocks_of(&*device);
+        let newest = superblocks.iter().max_by_key(|superblock| superblock.checkpoint).unwrap();
+        let at = block(newest);
+        device.inject(Fault::on(FaultOp::Read).region(at.0..at.0 + 1).times(u64::MAX));
+        let volume = options().open_backend(device.clone()).unwrap();
+        let fallback = volume.recovery().fallback.clone().expect("the newest checkpoint cannot be read");
+        let name = ["A", "B"][newest.slot as usize];
+        assert!(fallback.starts_with(&format!("checkpoint of superblock {name}: ")), "{fallback}");
+        NAMES.into_iter().for_each(|name| assert_eq!(volume.read(name).unwrap(), name.as_bytes()));
+        device.clear_faults();
+        volume.close().unwrap();
+
+        // With nothing to fall back on, it is still the device's error.
+        let superblocks = superblocks_of(&*device);
+        for superblock in &superblocks {
+            let at = block(superblock);
+            device.inject(Fault::on(FaultOp::Read).region(at.0..at.0 + 1).times(u64::MAX));
+        }
+        let refused = options().open_backend(device).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Io, "{refused}");
+    }
+}
+
+/// The older superblock alone could not be read: a mount said that the newest one was not good, and that the
+/// older one had been taken.
+#[test]
+fn the_superblock_that_does_not_serve_is_named() {
+    let (device, volume) = new_volume(4096);
+    volume.close().unwrap();
+    let superblocks = superblocks_of(&*device);
+    let older = superblocks.iter().min_by_key(|superblock| superblock.checkpoint).unwrap().slot as usize;
+    for at in [SLOT_BLOCKS[older], BlockNo(4096 - FAR_BLOCKS + SLOT_BLOCKS[older].0)] {
+        device.write(IoClass::Metadata, at, &AlignedBuf::zeroed(4096)).unwrap();
+    }
+    let volume = options().open_backend(device).unwrap();
+    let fallback = volume.recovery().fallback.clone().expect("one superblock is damaged");
+    assert!(fallback.starts_with(&format!("superblock {}: ", ["A", "B"][older])), "{fallback}");
+    volume.close().unwrap();
 }
