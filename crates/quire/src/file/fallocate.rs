@@ -292,12 +292,7 @@ impl Engine {
         let (first, last) = (offset / BLOCK_SIZE as u64, blocks_for(end));
         // Blocks that wait for delayed allocation get their homes by being written.
         inode.mapping().write_back(first, last)?;
-        let mut missing = 0;
-        self.for_each_hole(inode, first, last, |start, count| {
-            missing += count;
-            let _ = start;
-            Ok(())
-        })?;
+        let missing = holes(inode, first, last)?.iter().map(|(_, count)| count).sum();
         let funding = self.store.alloc.reserve(missing)?;
         self.fill_holes_from(inode, offset, end, funding)
     }
@@ -311,12 +306,7 @@ impl Engine {
         mut funding: SpaceReservation<'a>,
     ) -> Result<()> {
         let (first, last) = (offset / BLOCK_SIZE as u64, blocks_for(end));
-        let mut holes = Vec::new();
-        self.for_each_hole(inode, first, last, |start, count| {
-            holes.push((start, count));
-            Ok(())
-        })?;
-        for (start, count) in holes {
+        for (start, count) in holes(inode, first, last)? {
             let mut at = start;
             while at < start + count {
                 let step = (start + count - at).min(STEP_BLOCKS);
@@ -366,34 +356,29 @@ impl Engine {
         }
         Ok(covered)
     }
+}
 
-    /// Calls `visit(first block, count)` for each hole of `first..last`.
-    fn for_each_hole(
-        &self,
-        inode: &InodeRef,
-        first: u64,
-        last: u64,
-        mut visit: impl FnMut(u64, u64) -> Result<()>,
-    ) -> Result<()> {
-        let mut at = first;
-        while at < last {
-            let found = inode.read_extents(at, last - at, 256)?;
-            let full = found.len() == 256;
-            for extent in found {
-                if extent.file_block > at {
-                    visit(at, extent.file_block - at)?;
-                }
-                at = at.max(extent.file_end());
+/// The holes of `first..last`: the first block of each, and how many it has.
+fn holes(inode: &InodeRef, first: u64, last: u64) -> Result<Vec<(u64, u64)>> {
+    let mut holes = Vec::new();
+    let mut at = first;
+    while at < last {
+        let found = inode.read_extents(at, last - at, 256)?;
+        let full = found.len() == 256;
+        for extent in found {
+            if extent.file_block > at {
+                holes.push((at, extent.file_block - at));
             }
-            if !full {
-                if at < last {
-                    visit(at, last - at)?;
-                }
-                return Ok(());
-            }
+            at = at.max(extent.file_end());
         }
-        Ok(())
+        if !full {
+            if at < last {
+                holes.push((at, last - at));
+            }
+            break;
+        }
     }
+    Ok(holes)
 }
 
 /// What making so many extents unwritten costs.
