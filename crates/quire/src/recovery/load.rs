@@ -24,8 +24,8 @@ use quire_tree::{PoolState, Tree, TreeLimits};
 pub struct RecoveryReport {
     /// Records replayed.
     pub records: u64,
-    /// What does not serve though the other one does, and why: a superblock that cannot be read, or one whose
-    /// checkpoint is damaged. Each reason names its superblock, A or B.
+    /// The superblock, A or B, that does not serve, and why: it is damaged, or what it names is. The other one
+    /// serves; this one may be the newer or the older.
     pub fallback: Option<String>,
     /// A superblock whose first copy is not good, though its second one serves, and why.
     pub second_copy: Option<String>,
@@ -99,12 +99,12 @@ pub(crate) fn load(device: &Arc<Device>, options: &VolumeOptions) -> Result<Load
         // A fallback must reach at least the state that the newer checkpoint had.
         match replay_behind(checkpoint, device, slot, Replay::Whole { at_least: newest_sequence }) {
             Ok((mut loaded, _)) => {
-                if !reasons.is_empty() {
-                    let why = join(&reasons);
-                    tracing::warn!(%why, "a superblock, or its checkpoint, does not serve; the other one does");
-                    loaded.report.fallback = Some(why);
-                }
+                // At most one: of two superblocks this one serves.
+                loaded.report.fallback = reasons.first().map(Error::to_string);
                 loaded.report.second_copy = second_copy;
+                if let Some(why) = &loaded.report.fallback {
+                    tracing::warn!(%why, "a superblock or its checkpoint does not serve; the other one does");
+                }
                 return Ok(loaded);
             }
             Err(error) if error.kind() == ErrorKind::Corrupt => reasons.push(of_slot(error)),
@@ -112,10 +112,6 @@ pub(crate) fn load(device: &Arc<Device>, options: &VolumeOptions) -> Result<Load
         }
     }
     Err(none_usable(device, &reasons))
-}
-
-fn join(reasons: &[Error]) -> String {
-    reasons.iter().map(Error::to_string).collect::<Vec<_>>().join("; ")
 }
 
 pub(super) fn none_usable(device: &Device, reasons: &[Error]) -> Error {
@@ -128,12 +124,13 @@ pub(super) fn none_usable(device: &Device, reasons: &[Error]) -> Error {
     } else {
         ErrorKind::Corrupt
     };
+    let detail = reasons.iter().map(Error::to_string).collect::<Vec<_>>().join("; ");
     let advice = match kind {
         ErrorKind::NotAVolume => "is not a Quire volume (make one with: quire mkfs)",
         ErrorKind::UnknownFormat => "needs a newer quire",
         _ => "cannot be opened (see: quire fsck)",
     };
-    Error::new(kind, format!("{} {advice}: {}", device.name(), join(reasons)))
+    Error::new(kind, format!("{} {advice}: {detail}", device.name()))
 }
 
 /// What a replay makes of a damaged journal.
