@@ -288,7 +288,7 @@ impl InodeGroup {
             return Err(error);
         }
         let engine = self.volume.engine.clone();
-        let _moving = engine.begin_moving_files(self.files.values().map(|file| &**file.inode))?;
+        let moving = engine.begin_moving_files(self.files.values().map(|file| &**file.inode))?;
         let is_large = self.is_large(self.files.values().map(|file| file.counts().0).sum());
         if is_large {
             self.stream()?;
@@ -299,14 +299,17 @@ impl InodeGroup {
             engine.clear_privileges(&file.inode)?;
         }
         let seq = engine.commit_group(&files, is_large)?;
-        match commit {
-            Commit::Now => engine.store.force(seq),
-            Commit::Ordered => Ok(()),
+        let syncing = match commit {
+            Commit::Now => return engine.store.force(seq),
+            Commit::Ordered => return Ok(()),
             Commit::Lazy(within) => {
                 let how = of_record(Durability::Lazy(within));
-                engine.start_syncing(vec![Target::File(files[0].inode.clone(), how)]).wait()
+                engine.start_syncing(vec![Target::File(files[0].inode.clone(), how)])
             }
-        }
+        };
+        // It waits for others, who may wait for the changes under way to end.
+        drop((moving, self));
+        syncing.wait()
     }
 
     /// As [`InodeGroup::commit`], but the caller waits for no force: `done` gets the outcome, on a thread of

@@ -2,12 +2,12 @@
 
 use crate::common::{BLOCK, clock, file, new_volume, options};
 use quire::inodes::{FallocateMode, InodeGroup, InodeRef, IoFlags};
-use quire::{Commit, ErrorKind, FormatOptions, OpenOptions, Properties, Unit, Volume};
+use quire::{Commit, ErrorKind, FormatOptions, OpenOptions, Properties, Unit, Volume, VolumeOptions};
 use quire_base::random::Random;
 use quire_device::simulated::{CrashPolicy, Image};
 use quire_device::{MemoryBackend, SimulatedBackend};
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(crate) fn read(volume: &Volume, inode: &InodeRef) -> Vec<u8> {
     let mut bytes = vec![0; inode.size() as usize];
@@ -342,6 +342,39 @@ fn a_lazy_commit_forces_its_record_alone() {
     let bytes = seen[0].as_ref().unwrap();
     assert!(bytes[..BLOCK] == [3; BLOCK], "the group is durable");
     assert!(bytes[BLOCK..] == [1; 3 * BLOCK], "what is no part of it was not forced");
+}
+
+/// A lazy commit held back every freeze, snapshot and close, and with them all other changes, until somebody
+/// forced. Those that force were among what it held back.
+#[test]
+fn a_lazy_commit_that_waits_holds_nobody_back() {
+    let wait = Duration::from_secs(60);
+    for closes in [false, true] {
+        let device = Arc::new(MemoryBackend::new(4096));
+        FormatOptions::new().format_backend(device.clone()).unwrap();
+        let volume = VolumeOptions::new().commit_seconds(600).open_backend(device).unwrap();
+        let inode = file(&volume, "a");
+        let committer = {
+            let (volume, inode) = (volume.clone(), inode.clone());
+            std::thread::spawn(move || {
+                let mut group = volume.inodes().atomic();
+                group.write_at(&inode, &[1; 10], 0).unwrap();
+                group.commit(Commit::Lazy(wait))
+            })
+        };
+        while inode.size() == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let start = Instant::now();
+        if closes {
+            drop(inode);
+            volume.close().unwrap();
+        } else {
+            drop(volume.freeze().unwrap());
+        }
+        committer.join().unwrap().unwrap();
+        assert!(start.elapsed() < wait / 2, "closes: {closes}");
+    }
 }
 
 /// Commits whose durability is told later: visible at once, and durable when that is told.
