@@ -23,7 +23,8 @@
 //! data, flush, record, flush. With the data in the record one flush makes both durable, and the calling
 //! thread makes it with one write. That holds for an fsync, fdatasync or synchronous write of up to
 //! [`quire_cache::RECORD_BLOCKS`] blocks; for more, a second write of the data costs more than a flush.
-//! Writeback that nobody waits for takes the usual way.
+//! Writeback that nobody waits for takes the usual way, and so does all of a file whose layout somebody has a
+//! lease of: the holder reads the device.
 //!
 //! Room. Content that waits for its home is in memory, at most [`Engine::homes_max`] bytes. A
 //! writer that brings more has homes written first. A checkpoint needs no room in the journal for that, no
@@ -313,7 +314,7 @@ impl Engine {
 
     /// Whether writeback of the first of these blocks goes through the journal, and how many from it on are
     /// alike: a record has content of theirs that a replay would put back, or they are `few`, forced, and
-    /// need a record anyway.
+    /// need a record anyway, in a file without leases.
     pub(crate) fn must_journal(
         &self,
         inode: &Inode,
@@ -321,7 +322,7 @@ impl Engine {
         count: u64,
         few: bool,
     ) -> Result<(bool, u64)> {
-        match few && self.needs_record(inode, block, count)? {
+        match few && !inode.marks.now().is_leased() && self.needs_record(inode, block, count)? {
             true => Ok((true, count)),
             false => self.recorded_first(inode, block, count),
         }

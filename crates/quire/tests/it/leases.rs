@@ -276,6 +276,40 @@ fn what_moves_nothing_recalls_nothing() {
     }
 }
 
+/// Little that is forced goes into the journal's record. So the fsync of an append, or of a write to a hole,
+/// revoked leases of the file at once, though nothing had moved.
+#[test]
+fn little_that_is_forced_moves_nothing_either() {
+    const QUIET: &[(&str, Operation)] = &[
+        ("append in the last block", |_, file| {
+            file.append(&[9; 100]).unwrap();
+        }),
+        ("a hole", |_, file| file.write_all_at(&[9; BLOCK], 8 * BLOCK as u64).unwrap()),
+        ("an unwritten part", |_, file| file.write_all_at(&[9; 10], 10 * BLOCK as u64).unwrap()),
+        ("overwrite and append", |_, file| {
+            file.write_all_at(&[9; BLOCK], 7 * BLOCK as u64).unwrap();
+            file.append(&[9; BLOCK]).unwrap();
+        }),
+    ];
+    for (name, operation) in QUIET {
+        let (device, volume) = volume(Duration::ZERO);
+        let file = of_eight_blocks(&volume);
+        file.allocate(10 * BLOCK as u64, 2 * BLOCK as u64).unwrap();
+        file.write_all_at(&[1; 100], 13 * BLOCK as u64).unwrap();
+        let lease = file.lease_layout(..).unwrap();
+        operation(&volume, &file);
+        file.sync_all().unwrap();
+        assert!(lease.is_valid() && !lease.is_recalled(), "{name}");
+        let content = read(&file);
+        for extent in lease.extents().iter().filter(|extent| matches!(extent.place, Place::Device(_))) {
+            let (at, end) =
+                (extent.offset as usize, content.len().min((extent.offset + extent.len) as usize));
+            let bytes = on_device(&device, std::slice::from_ref(extent));
+            assert!(bytes[..end - at] == content[at..end], "{name}: the device has old content at {at}");
+        }
+    }
+}
+
 /// A mount's thread that takes requests must not be held up by a program that holds a lease.
 #[test]
 fn a_thread_that_may_not_wait_does_not() {
