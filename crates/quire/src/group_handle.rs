@@ -44,15 +44,16 @@ impl Group {
     /// Adds a write of all of `data` at an offset, which counts for a file opened to append, too.
     /// `CrossDevice` for a file of another volume. An error of kind `NoSpace` says that the volume has no
     /// room for the group ([`Volume::group_bytes_max`](crate::Volume::group_bytes_max)), one of kind
-    /// `TooLarge` that it would be in too many places, or that the volume's groups would have too much
-    /// memory; the group stays as it was. Content beyond 2 MiB leaves the memory for fresh blocks; if that
-    /// fails, so does all that follows.
+    /// `TooLarge` that it would have too many files or be in too many places, or that the volume's groups
+    /// would have too much memory; the group stays as it was. Content beyond 2 MiB leaves the memory for
+    /// fresh blocks; if that fails, so does all that follows.
     pub fn write_at(&mut self, file: &File, data: &[u8], offset: u64) -> Result<()> {
         file.check_writable()?;
         self.0.write_at(file.inode(), data, offset)
     }
 
-    /// Sets a file's size: what lies beyond is gone, what is gained reads as zeros.
+    /// Sets a file's size: what lies beyond is gone, what is gained reads as zeros. `TooLarge` if the group
+    /// would have too many files.
     pub fn set_len(&mut self, file: &File, size: u64) -> Result<()> {
         file.check_writable()?;
         self.0.set_len(file.inode(), size)

@@ -93,8 +93,8 @@ impl Engine {
         }
     }
 
-    /// Commits with all files to itself: it enters the gates of `rest`, and then goes on. With a buffer the
-    /// content goes to fresh blocks.
+    /// Commits with all files to itself: it enters the gates of `rest`, a level of the stack each, and then
+    /// goes on. With a buffer the content goes to fresh blocks.
     fn commit_alone(
         self: &Arc<Engine>,
         files: &[&Collected],
@@ -104,6 +104,11 @@ impl Engine {
         if let [first, rest @ ..] = rest {
             return self.exclusively(&first.inode, || self.commit_alone(files, rest, buffer));
         }
+        self.commit_held(files, buffer)
+    }
+
+    /// As [`Engine::commit_alone`], with the gates entered.
+    fn commit_held(self: &Arc<Engine>, files: &[&Collected], buffer: Option<&Buffer<'_>>) -> Result<Seq> {
         for file in files {
             let inode = &file.inode;
             self.settle_group_growth(file)?;

@@ -61,6 +61,8 @@ const CHUNK_BYTES: usize = 1 << 20;
 const ALL_GROUPS_BYTES_MIN: u64 = 16 << 20;
 /// Runs of blocks that a group of more than a record has, at most: the files' own extents count too.
 const EXCHANGE_RUNS: usize = exchange::EXTENTS_MAX / 4;
+/// Files that a group has at most: a commit may hold all of them, on a level of the stack each.
+const FILES_MAX: usize = 512;
 
 /// How durable a group is when its commit returns. It is atomic in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,11 +124,12 @@ impl InodeGroup {
 
     /// Sets a file's size: what lies beyond is gone, what is gained reads as zeros. What lies beyond is
     /// decided when the group is committed: what others have written there by then is gone, too, also if the
-    /// group makes the file longer again.
+    /// group makes the file longer again. `TooLarge` if the group would have too many files.
     pub fn set_len(&mut self, inode: &InodeRef, size: u64) -> Result<()> {
         self.check_file(inode)?;
         range_end(size, 0)?;
         self.volume.engine.store.check_writable()?;
+        self.check_count(inode)?;
         self.file(inode).resize(size)
     }
 
@@ -134,6 +137,15 @@ impl InodeGroup {
     pub(crate) fn check_file(&self, inode: &InodeRef) -> Result<()> {
         inode.check_regular()?;
         inode.check_volume(&self.volume.engine)
+    }
+
+    /// An error if the group has as many files as it takes, and this is none of them.
+    fn check_count(&self, inode: &InodeRef) -> Result<()> {
+        if self.files.len() >= FILES_MAX && !self.files.contains_key(&inode.number()) {
+            let text = format!("a group of more than {FILES_MAX} files");
+            return Err(Error::new(ErrorKind::TooLarge, text));
+        }
+        Ok(())
     }
 
     fn file(&mut self, inode: &InodeRef) -> &mut Collected {
@@ -146,6 +158,7 @@ impl InodeGroup {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
+        self.check_count(inode)?;
         let engine = self.volume.engine.clone();
         let number = inode.number();
         let is_new = !self.files.contains_key(&number);

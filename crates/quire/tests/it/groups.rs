@@ -656,3 +656,26 @@ fn many_files_in_a_group() {
     group.commit(Commit::Now).unwrap();
     assert!((0..240).all(|number| volume.read(number.to_string()).unwrap() == [7; 2 * BLOCK]));
 }
+
+/// A commit needed a level of the stack for each file whose size it set, and nothing bounded their number: a
+/// group of thousands ended the process.
+#[test]
+fn a_group_has_a_bounded_number_of_files() {
+    let commit = || {
+        let (_, volume) = new_volume(16_384);
+        let files: Vec<InodeRef> = (0..5000).map(|number| file(&volume, &number.to_string())).collect();
+        let mut group = volume.inodes().atomic();
+        let outcomes: Vec<_> = files.iter().map(|file| group.set_len(file, 1)).collect();
+        let (taken, refused) = outcomes.split_at(512);
+        assert!(taken.iter().all(Result::is_ok));
+        let is_refusal = |outcome: &quire::Result<()>| {
+            outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::TooLarge)
+        };
+        assert!(refused.iter().all(is_refusal));
+        assert!(is_refusal(&group.write_at(&files[512], &[1], 0)));
+        group.write_at(&files[511], &[1], 0).unwrap();
+        group.commit(Commit::Now).unwrap();
+        assert!(files.iter().enumerate().all(|(number, file)| file.size() == u64::from(number < 512)));
+    };
+    std::thread::Builder::new().stack_size(2 << 20).spawn(commit).unwrap().join().unwrap();
+}
