@@ -102,9 +102,14 @@ impl Mapping {
         snapshot.wait()
     }
 
-    /// Starts writing what is dirty in `[start, end)` and returns without waiting for it.
+    /// Starts writing what is dirty in `[start, end)` and returns without waiting for it. Without background
+    /// threads it does wait: nobody else would finish what it has started.
     pub fn start_write_back(&self, start: u64, end: u64) {
-        self.snapshot(start, end).start();
+        let mut snapshot = self.snapshot(start, end);
+        snapshot.start();
+        if !self.core.running.load(Ordering::Acquire) {
+            snapshot.wait_out();
+        }
     }
 
     /// Puts dirty blocks of `[start, end)`, ascending, into the outbox until there are about `blocks_max`.

@@ -382,7 +382,7 @@ fn a_run_may_outlive_every_other_user_of_its_file() {
         let world = World::new(roomy());
         let file = world.file();
         file.write(0, &pattern(1, 100_000)).unwrap();
-        file.mapping().start_write_back(0, BLOCKS_END);
+        file.mapping().snapshot(0, BLOCKS_END).start();
         drop(file);
         world.cache.finish_some();
         tell.send((world.faulty.writes.load(Ordering::Relaxed), world.cache.usage().dirty_bytes)).unwrap();

@@ -21,8 +21,8 @@ pub enum Advice {
     Random,
     /// The range will be needed: it is read in, without being waited for.
     WillNeed,
-    /// The range will not be needed: its dirty blocks are written, not waited for, and whole folios in it
-    /// leave.
+    /// The range will not be needed: its dirty blocks are written, not waited for where the volume has
+    /// threads, and whole folios in it leave.
     DontNeed,
 }
 

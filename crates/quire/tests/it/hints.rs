@@ -198,3 +198,33 @@ fn uncached_streams_side_by_side_come_to_their_ends() {
     }
     volume.close().unwrap();
 }
+
+/// Without threads nobody finished a writeback that nobody waited for: the next writer of the block waited
+/// for ever.
+#[test]
+fn a_block_that_is_only_started_can_be_written_again() {
+    type Write = fn(&Volume, &File);
+    const WRITES: &[(&str, Write)] = &[
+        ("uncached", |volume, file| {
+            volume.inodes().write_at(file.inode(), &[1; 4096], 0, IoFlags::UNCACHED).unwrap();
+        }),
+        ("advice", |_, file| {
+            file.write_all_at(&[1; 4096], 0).unwrap();
+            file.advise(0, 0, Advice::DontNeed).unwrap();
+        }),
+        ("cache=drop", |_, file| {
+            file.set_properties(Properties { cache_drop: true, ..Properties::default() }).unwrap();
+            file.write_all_at(&vec![1; MIB], 0).unwrap();
+        }),
+    ];
+    for (name, write) in WRITES {
+        let (end, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let volume = volume();
+            let file = file(&volume);
+            (0..2).for_each(|_| write(&volume, &file));
+            end.send(()).unwrap();
+        });
+        assert_eq!(ended.recv_timeout(std::time::Duration::from_secs(20)), Ok(()), "{name}");
+    }
+}
