@@ -273,7 +273,9 @@ impl InodeGroup {
         self.check_file(inode)?;
         let mut read = self.volume.engine.read(inode, offset, out, IoFlags::empty())?;
         let Some(file) = self.files.get(&inode.number()) else { return Ok(read) };
-        let end = file.seen_size().min(offset.saturating_add(out.len() as u64));
+        // Without a size of the group's, the file ends where it did for the read: it may have grown since.
+        let end = file.size.unwrap_or(file.end().max(offset.saturating_add(read as u64)));
+        let end = end.min(offset.saturating_add(out.len() as u64));
         let len = end.saturating_sub(offset) as usize;
         read = read.min(len).min(file.keeps().saturating_sub(offset) as usize);
         out[read..len].fill(0);

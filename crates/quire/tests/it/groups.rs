@@ -679,3 +679,24 @@ fn a_group_has_a_bounded_number_of_files() {
     };
     std::thread::Builder::new().stack_size(2 << 20).spawn(commit).unwrap().join().unwrap();
 }
+
+/// A read took the file's size behind its bytes: what somebody appended in between was shown as zeros.
+#[test]
+fn a_group_shows_no_zeros_for_what_others_append() {
+    let (_, volume) = new_volume(16_384);
+    let a = file(&volume, "a");
+    write(&volume, &a, &[255; BLOCK], 0);
+    let mut group = volume.inodes().atomic();
+    group.write_at(&a, &[255], 0).unwrap();
+    std::thread::scope(|scope| {
+        let append = || (1..4000).for_each(|block| write(&volume, &a, &[255; BLOCK], block * BLOCK));
+        let appender = scope.spawn(append);
+        let mut seen = vec![0; 4 * BLOCK];
+        while !appender.is_finished() {
+            let at = a.size() - BLOCK as u64;
+            let read = group.read_at(&a, &mut seen, at).unwrap();
+            let zero = seen[..read].iter().position(|byte| *byte == 0);
+            assert_eq!(zero, None, "in {read} bytes from {at}");
+        }
+    });
+}
