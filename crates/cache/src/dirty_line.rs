@@ -1,9 +1,9 @@
 //! The line of files that wait to be written in the background, longest first.
 //!
-//! A mapping joins at the end when its first block becomes dirty, goes back to the end when everything that
-//! was dirty has been gathered, and leaves when nothing in it is dirty or in flight. So the places are in the
-//! order of the times since which the files wait, and a thread that writes takes from the front what it
-//! needs; the rest costs it nothing.
+//! A mapping joins at the end when its first block becomes dirty, goes back to the end when a pass over it
+//! has ended, and leaves when nothing in it is dirty or in flight. So the places are in the order of the
+//! times since which the files wait, but for what a pass has left behind, and a thread that writes takes from
+//! the front what it needs; the rest costs it nothing.
 //!
 //! Small and large files have a line each, with places from one count: a thread that must leave the small
 //! ones to another does not pass them one by one. A file that has once been large stays with these until it

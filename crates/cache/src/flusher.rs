@@ -9,7 +9,8 @@
 //! A block in writeback cannot be written to until the device is done with it (C2), so a pass leaves the end
 //! of a growing file alone ([`Mapping::tail`]): a log that is appended to would wait at every pass. A file of
 //! which nothing else is dirty keeps its end for [`TAIL_NANOS`]. The end is written like the rest when data
-//! is old, and when writers are about to be slowed.
+//! is old, and when writers are about to be slowed. What a pass leaves behind keeps its age, for the next
+//! one.
 //!
 //! Files with few dirty folios are one thread's at a time, so that they get their homes next to each other
 //! and their writes join; the other threads take the large ones meanwhile.
@@ -26,6 +27,7 @@ use crate::reclaim;
 use crate::snapshot::Snapshot;
 use crate::throttle;
 use crate::writeback::Effort;
+use quire_base::Timestamp;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
 use std::time::Duration;
@@ -75,12 +77,14 @@ pub(crate) fn write_some(core: &Arc<Core>, force: bool) -> bool {
         from = next;
         core.metrics.flusher_looks.add(1);
         // The clock may have been set back.
-        let old = waiting.since > now || now.0.saturating_sub(waiting.since.0) >= core.config.dirty_age_nanos;
-        if !over && !old {
+        let is_old =
+            |since: Timestamp| since > now || now.0.saturating_sub(since.0) >= core.config.dirty_age_nanos;
+        if !over && !is_old(waiting.since) {
             break;
         }
         let Some(mapping) = waiting.what.upgrade() else { continue };
-        let tail = match force || old || !throttle::is_far_below_limit(core) {
+        let since = mapping.left_since().unwrap_or(waiting.since);
+        let tail = match force || is_old(since) || !throttle::is_far_below_limit(core) {
             true => Tail::Written,
             false if now.0.saturating_sub(waiting.since.0) < TAIL_NANOS => Tail::Left,
             false => Tail::LeftBehindOthers,
@@ -90,7 +94,7 @@ pub(crate) fn write_some(core: &Arc<Core>, force: bool) -> bool {
         if failed || mapping.flushing.swap(true, Ordering::Acquire) {
             continue;
         }
-        if let Some((blocks, in_flight)) = gather_some(&mapping, &mut outbox, left, tail) {
+        if let Some((blocks, in_flight)) = gather_some(&mapping, &mut outbox, left, tail, since) {
             left = left.saturating_sub(blocks);
             started.push(in_flight);
         }
@@ -114,13 +118,15 @@ enum Tail {
 }
 
 /// Gathers up to `blocks_max` of what was dirty when this pass over the file began, from where the last step
-/// left off. A file that grows all the while does not make the pass longer. Returns how many blocks there
-/// were, and what is in flight there; `None` if only the end is dirty, and is left alone.
+/// left off. A file that grows all the while does not make the pass longer. The oldest of it waits since
+/// `since`. Returns how many blocks there were, and what is in flight there; `None` if only the end is dirty,
+/// and is left alone.
 fn gather_some(
     mapping: &Mapping,
     outbox: &mut Outbox,
     blocks_max: u64,
     tail: Tail,
+    since: Timestamp,
 ) -> Option<(u64, Snapshot)> {
     let cursor = mapping.flush_cursor.load(Ordering::Relaxed);
     if cursor == 0 {
@@ -132,19 +138,23 @@ fn gather_some(
             _ => mapping.listed_end(),
         };
         mapping.flush_end.store(end, Ordering::Relaxed);
+        mapping.flush_leaves.store(end < mapping.listed_end(), Ordering::Relaxed);
     }
     let end = mapping.flush_end.load(Ordering::Relaxed);
-    let (blocks, next) = match mapping.gather(outbox, cursor, end, Effort::Background, blocks_max) {
-        Ok(gathered) => (gathered.started, gathered.next),
+    let (blocks, next, leaves) = match mapping.gather(outbox, cursor, end, Effort::Background, blocks_max) {
+        Ok(gathered) => (gathered.started, gathered.next, gathered.is_held || !gathered.busy.is_empty()),
         Err(error) => {
             tracing::warn!(inode = %mapping.inode, %error, "background writeback");
-            (0, end)
+            (0, end, true)
         }
     };
+    if leaves {
+        mapping.flush_leaves.store(true, Ordering::Relaxed);
+    }
     let is_over = next >= end;
     mapping.flush_cursor.store(if is_over { 0 } else { next }, Ordering::Relaxed);
     if is_over {
-        mapping.gathered();
+        mapping.gathered(mapping.flush_leaves.load(Ordering::Relaxed).then_some(since));
     }
     Some((blocks, mapping.take_snapshot(cursor, next, false)))
 }

@@ -154,8 +154,7 @@ impl Units<'_> {
             match self.take(unit, false) {
                 Taken::All => {}
                 Taken::Busy => match self.effort {
-                    Effort::Background => self.mapping.core.metrics.writeback_busy.add(1),
-                    Effort::Forced { passing: true, .. } => {
+                    Effort::Background | Effort::Forced { passing: true, .. } => {
                         self.mapping.core.metrics.writeback_busy.add(1);
                         self.busy.push((unit, unit + self.unit));
                     }

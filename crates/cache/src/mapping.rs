@@ -30,7 +30,7 @@ use crate::index::{BLOCK_COST, BLOCKS_END, ENTRY_BYTES, Index, Pins};
 use crate::snapshot::Waits;
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quire_base::sync::{Arc, Condvar, Mutex, Weak};
-use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, Timestamp};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
@@ -66,6 +66,7 @@ pub struct Mapping {
     /// Where it left off, and the end of what was dirty when it began.
     pub(crate) flush_cursor: AtomicU64,
     pub(crate) flush_end: AtomicU64,
+    pub(crate) flush_leaves: AtomicBool,
 }
 
 #[derive(Default)]
@@ -73,6 +74,8 @@ struct List {
     folios: BTreeMap<u64, FolioRef>,
     /// Where the mapping stands in the cache's line of dirty ones, if anything is listed.
     place: Option<Place>,
+    /// Since when what the last background pass has left behind waits.
+    left_since: Option<Timestamp>,
 }
 
 /// A folio could not be made: the bytes that the caller's room should have.
@@ -101,6 +104,7 @@ impl Mapping {
             flushing: AtomicBool::new(false),
             flush_cursor: AtomicU64::new(0),
             flush_end: AtomicU64::new(0),
+            flush_leaves: AtomicBool::new(false),
             core,
         });
         mapping.core.register(number, Arc::downgrade(&mapping));
@@ -355,6 +359,7 @@ impl Mapping {
             && let Some(place) = list.place.take()
         {
             self.core.dirty.lock().leave(place);
+            list.left_since = None;
         }
     }
 
@@ -383,14 +388,20 @@ impl Mapping {
         Some(start + u64::from(segment)).filter(|tail| *tail >= blocks_min)
     }
 
-    /// Notes that everything that was dirty a moment ago has been gathered: the mapping waits anew from now
-    /// on.
-    pub(crate) fn gathered(&self) {
+    /// Notes that a background pass has ended: the mapping waits anew from now on, but for what the pass has
+    /// left behind, which waits since `left_since`.
+    pub(crate) fn gathered(&self, left_since: Option<Timestamp>) {
         let mut list = self.list.lock();
         if let Some(place) = list.place {
             let since = self.core.clock.now();
             list.place = Some(self.core.dirty.lock().go_back(place, since));
+            list.left_since = left_since;
         }
+    }
+
+    /// Since when what the last background pass has left behind waits.
+    pub(crate) fn left_since(&self) -> Option<Timestamp> {
+        self.list.lock().left_since
     }
 
     /// The lowest block from `from` on that is dirty or being written, in the order of the file.

@@ -62,7 +62,7 @@ pub(crate) struct Gathered {
     pub started: u64,
     /// Where it stopped.
     pub next: u64,
-    /// Segments that a forced gathering has passed over, as first block and end.
+    /// Segments that it has passed over, as first block and end.
     pub busy: Vec<(u64, u64)>,
     /// Somebody keeps writeback off the range ([`crate::hold`]): it did nothing.
     pub is_held: bool,
@@ -222,9 +222,7 @@ impl Gathering<'_> {
             if !segment.try_share() {
                 if !matches!(self.effort, Effort::Forced { passing: false, .. }) {
                     self.mapping.core.metrics.writeback_busy.add(1);
-                    if let Effort::Forced { .. } = self.effort {
-                        self.busy.push((pin.start() + u64::from(block), pin.start() + u64::from(stop)));
-                    }
+                    self.busy.push((pin.start() + u64::from(block), pin.start() + u64::from(stop)));
                     continue;
                 }
                 // Hold nothing that does not end by itself.

@@ -494,6 +494,27 @@ fn background_writeback_leaves_the_end_of_a_growing_file_alone() {
     assert!(small.mapping().is_clean());
 }
 
+/// Each pass over a file made all of it young, also the end that it left alone: beside other writes to the
+/// file the end was never written.
+#[test]
+fn what_a_pass_leaves_behind_keeps_its_age() {
+    let mut config = CacheConfig::new(256 << 20);
+    config.dirty_background_bytes = 0;
+    let world = World::new(config);
+    let file = world.file();
+    (0..4).for_each(|piece| file.write(piece << 20, &pattern(piece, 1 << 20)).unwrap());
+    file.mapping().write_back(0, BLOCKS_END).unwrap();
+    file.write(4 << 20, &pattern(5, 100)).unwrap();
+    let step = |second| {
+        world.clock.advance(1_000_000_000);
+        file.write(second * BS, &pattern(second, 10)).unwrap();
+        assert!(world.cache.background_step());
+        file.mapping().is_clean()
+    };
+    assert!((0..20).all(|second| !step(second)), "the end of the file is left alone");
+    assert!((20..32).any(step), "the end of the file is old");
+}
+
 /// A request of several files that fails has failed for each of them, and each tells it until it is written.
 #[test]
 fn a_failed_request_of_several_files_sticks_to_each() {
