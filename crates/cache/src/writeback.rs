@@ -178,8 +178,11 @@ impl Gathering<'_> {
             if seen_all || self.started >= blocks_max {
                 self.submit_run();
             }
-            if let Some(refused_at) = self.refused_at.take() {
+            if self.refused_at.is_some() {
+                // What has joined the run since goes back with it.
                 self.put_back_run();
+            }
+            if let Some(refused_at) = self.refused_at.take() {
                 self.outbox.hand_over();
                 refusals += 1;
                 if refusals > REFUSALS_MAX {

@@ -113,6 +113,20 @@ fn a_refusal_lets_go_of_everything_and_tries_again() {
     assert!(file.mapping().is_clean());
 }
 
+/// A run that joined the gathering behind a refused one counted as a second refusal, for which the thread
+/// waited with nothing to write.
+#[test]
+fn a_refusal_is_waited_for_once() {
+    let world = World::new(roomy());
+    let file = world.file();
+    file.write(0, &pattern(1, BS as usize)).unwrap();
+    file.write(2 * BS, &pattern(2, BS as usize)).unwrap();
+    file.refuse.store(1, Ordering::SeqCst);
+    file.mapping().write_back(0, BLOCKS_END).unwrap();
+    assert_eq!(file.waits.load(Ordering::SeqCst), 1);
+    assert!(file.mapping().is_clean());
+}
+
 #[test]
 fn a_full_volume_refuses_before_anything_changes() {
     let world = World::new(roomy());
