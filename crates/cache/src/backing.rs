@@ -12,7 +12,7 @@
 //!   or a segment: if it would have to, it returns an error of kind `WouldBlock`, the cache releases
 //!   everything and calls [`Backing::wait_for_room`].
 //! * `written` runs on a finisher thread (or, without threads, on a thread that waits for writeback), never
-//!   on the device's completion thread; or on the thread that called [`crate::Mapping::start_forced`] or
+//!   on the device's completion thread; or on the thread that called [`crate::Snapshot::start_here`] or
 //!   [`crate::Mapping::write_back`], under whatever its caller holds: a gate, a size lock, a range lock. Its
 //!   blocks are still in writeback, for the other calls of this mapping as well. It may wait for a
 //!   transaction, but not for segments, writeback, a gate, a size lock or a range lock.
