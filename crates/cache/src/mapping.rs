@@ -63,7 +63,7 @@ pub struct Mapping {
     pub(crate) pattern: PatternCell,
     /// A background thread is gathering.
     pub(crate) flushing: AtomicBool,
-    /// Where it left off, and the end of what was dirty when it began.
+    /// Where it left off, the end of what its pass covers, and whether the pass has left something behind.
     pub(crate) flush_cursor: AtomicU64,
     pub(crate) flush_end: AtomicU64,
     pub(crate) flush_leaves: AtomicBool,
@@ -415,17 +415,10 @@ impl Mapping {
         self.first_listed(from, BLOCKS_END, false).map(|(start, _)| start)
     }
 
-    /// The next run of blocks in `[from, end)` that is dirty or being written, as start and end: data for
-    /// SEEK_DATA that the extents may not know of yet.
+    /// The next run of blocks in `[from, end)` that is dirty or being written, as start and end, as far as it
+    /// lies in one folio: data for SEEK_DATA that the extents may not know of yet.
     pub fn next_cached_data(&self, from: u64, end: u64) -> Option<(u64, u64)> {
-        let (start, mut to) = self.first_listed(from, end, true)?;
-        while to < end {
-            match self.first_listed(to, end, true) {
-                Some((next, next_end)) if next == to => to = next_end,
-                _ => break,
-            }
-        }
-        Some((start, to.min(end)))
+        self.first_listed(from, end, true)
     }
 
     /// The first run within one folio.

@@ -36,26 +36,24 @@ impl Engine {
         Ok(size)
     }
 
-    /// The next run of data blocks that reaches beyond `from`, below `last`.
+    /// The next run of data blocks that reaches beyond `from`, below `last`, or the front of it.
     fn next_data(&self, inode: &InodeRef, from: u64, last: u64) -> Result<Option<(u64, u64)>> {
+        // The cache first: a block that is written back meanwhile is in both. Behind what it has, the extents
+        // need no look.
         let cached = inode.mapping.get().and_then(|mapping| mapping.next_cached_data(from, last));
+        let before = cached.map_or(last, |(start, _)| start);
         let mut at = from;
-        let mut on_disk = None;
-        while at < last && on_disk.is_none() {
-            let found = inode.read_extents(at, last - at, LOOK_EXTENTS)?;
-            on_disk = found
-                .iter()
-                .find(|extent| !extent.unwritten)
-                .map(|extent| (extent.file_block.max(from), extent.file_end().min(last)));
+        while at < before {
+            let found = inode.read_extents(at, before - at, LOOK_EXTENTS)?;
+            if let Some(extent) = found.iter().find(|extent| !extent.unwritten) {
+                return Ok(Some((extent.file_block.max(from), extent.file_end().min(last))));
+            }
             if found.len() < LOOK_EXTENTS {
                 break;
             }
-            at = found.last().map_or(last, |extent| extent.file_end());
+            at = found.last().map_or(before, |extent| extent.file_end());
         }
-        Ok(match (cached, on_disk) {
-            (Some(cached), Some(disk)) => Some(if cached.0 <= disk.0 { cached } else { disk }),
-            (cached, disk) => cached.or(disk),
-        })
+        Ok(cached)
     }
 }
 

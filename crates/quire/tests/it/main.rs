@@ -75,6 +75,8 @@ mod properties;
 #[cfg(not(any(loom, shuttle)))]
 mod resize;
 #[cfg(not(any(loom, shuttle)))]
+mod seek;
+#[cfg(not(any(loom, shuttle)))]
 mod small_files;
 #[cfg(not(any(loom, shuttle)))]
 mod snapshot_readers;
