@@ -24,9 +24,9 @@
 //! the volume larger holds `Engine::frozen`, then counts as a change without waiting for that, and then takes
 //! the checkpoint mutex.
 //!
-//! Outside of all stands the wait for leases ([`crate::lease`]): a thread that waits for the return of a
-//! lease holds none of these, and no admission ([`crate::changes`]), which it takes again behind the wait.
-//! The table of leases is a leaf.
+//! Outside of all stands the mutex that a close holds (`OpenVolume::closed`), and then the wait for leases
+//! ([`crate::lease`]): a thread that waits for the return of a lease holds none of these, and no admission
+//! ([`crate::changes`]), which it takes again behind the wait. The table of leases is a leaf.
 //!
 //! The checkpoint mutex stands apart: a thread that takes it holds no reservation and nothing below rank 7,
 //! and it takes the barrier whole. Finishers of writeback hold segments shared (rank 8) and begin

@@ -4,6 +4,9 @@
 //! and sync; stop the threads; sync what they have left; write the last checkpoint, marked clean; shut the
 //! engine down. The last handle that is dropped does the same.
 //!
+//! Invariants: a close is `Ok` only if all that the volume had accepted is durable. All closes have one
+//! outcome: the first does the work, others wait for it.
+//!
 //! Neighbours: [`crate::volume`] and [`crate::inodes`] are its faces; [`crate::recovery`] makes the engine.
 
 use crate::background::Threads;
@@ -12,8 +15,7 @@ use crate::inode::InodeRef;
 use crate::options::VolumeOptions;
 use crate::recovery::{self, RecoveryReport};
 use crate::snapshots::readers::Reading;
-use quire_base::sync::Arc;
-use quire_base::sync::atomic::{AtomicBool, Ordering};
+use quire_base::sync::{Arc, Mutex};
 use quire_base::{Error, ErrorKind, InodeNo, Result};
 use quire_device::Backend;
 
@@ -22,7 +24,8 @@ pub(crate) struct OpenVolume {
     pub(crate) engine: Arc<Engine>,
     threads: Threads,
     pub(crate) recovery: RecoveryReport,
-    closed: AtomicBool,
+    /// How the close went. Held for all of it, outside of every other lock.
+    closed: Mutex<Option<Result<()>>>,
     /// Keeps the root directory in memory.
     root: InodeRef,
     /// Of a snapshot that is read beside its volume: keeps it from being deleted.
@@ -44,7 +47,7 @@ impl OpenVolume {
             engine,
             threads: Threads::default(),
             recovery,
-            closed: AtomicBool::new(false),
+            closed: Mutex::new(None),
             root,
             _reading: None,
         };
@@ -64,7 +67,7 @@ impl OpenVolume {
             engine,
             threads: Threads::default(),
             recovery: RecoveryReport::default(),
-            closed: AtomicBool::new(false),
+            closed: Mutex::new(None),
             root,
             _reading: Some(reading),
         })
@@ -74,11 +77,20 @@ impl OpenVolume {
         self.root.clone()
     }
 
-    /// Closes the volume, once.
+    /// Closes the volume, once; all callers get the outcome.
     pub(crate) fn close(&self) -> Result<()> {
-        if self.closed.swap(true, Ordering::AcqRel) {
-            return Ok(());
+        let mut closed = self.closed.lock();
+        if let Some(outcome) = &*closed {
+            return outcome.clone();
         }
+        // What others get if this one panics.
+        *closed = Some(Err(Error::new(ErrorKind::Shutdown, "closing the volume did not come to its end")));
+        let outcome = self.close_once();
+        *closed = Some(outcome.clone());
+        outcome
+    }
+
+    fn close_once(&self) -> Result<()> {
         let engine = &self.engine;
         let mut outcome = Ok(());
         let is_sound = !engine.store.read_only && engine.store.failure().is_none();
@@ -97,15 +109,20 @@ impl OpenVolume {
         if !engine.beside {
             engine.cache.stop();
         }
-        if !engine.store.read_only && engine.store.failure().is_none() {
-            // What the threads have left, and what had been admitted to be made durable.
-            outcome = outcome.and_then(|()| engine.sync()).and_then(|()| engine.store.checkpoint_clean());
-            if outcome.is_ok() {
-                engine.store.discard_the_rest();
-                engine.store.check_nothing_reserved();
+        match engine.store.failure() {
+            _ if engine.store.read_only => {}
+            // What was accepted before the failure may be lost.
+            Some(failure) => outcome = outcome.and(Err(failure)),
+            None => {
+                // What the threads have left, and what had been admitted to be made durable.
+                outcome = outcome.and_then(|()| engine.sync()).and_then(|()| engine.store.checkpoint_clean());
+                if outcome.is_ok() {
+                    engine.store.discard_the_rest();
+                    engine.store.check_nothing_reserved();
+                }
+                let error = Error::new(ErrorKind::Shutdown, "the volume is closed");
+                engine.store.shut_down_quietly(&error);
             }
-            let error = Error::new(quire_base::ErrorKind::Shutdown, "the volume is closed");
-            engine.store.shut_down_quietly(&error);
         }
         engine.inodes.clear();
         outcome
@@ -114,7 +131,8 @@ impl OpenVolume {
 
 impl Drop for OpenVolume {
     fn drop(&mut self) {
-        if let Err(error) = self.close() {
+        let is_closed = self.closed.lock().is_some();
+        if !is_closed && let Err(error) = self.close() {
             tracing::error!(%error, "closing the volume");
         }
     }

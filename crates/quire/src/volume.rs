@@ -151,7 +151,10 @@ impl Volume {
     }
 
     /// Writes everything back, checkpoints, marks the volume clean. Changes that other clones make afterwards
-    /// fail.
+    /// fail. Of several calls, by clones, the first does the work; the others wait for it and give its
+    /// outcome.
+    ///
+    /// Errors: those of the device; the volume's [`Volume::failure`]. Not everything is durable then.
     pub fn close(self) -> Result<()> {
         self.inodes.volume.close()
     }

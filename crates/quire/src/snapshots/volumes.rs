@@ -185,8 +185,8 @@ pub fn take_snapshot(path: impl AsRef<std::path::Path>, name: &str) -> Result<Sn
 pub fn take_snapshot_backend(backend: Arc<dyn quire_device::Backend>, name: &str) -> Result<SnapshotInfo> {
     let volume = Volume::open_with(backend, &VolumeOptions { threads: false, ..VolumeOptions::new() })?;
     let taken = volume.take_snapshot(name);
-    volume.close()?;
-    taken
+    let closed = volume.close();
+    taken.and_then(|taken| closed.map(|()| taken))
 }
 
 /// Deletes a snapshot of the volume in an image file or on a block device. Nobody may have it open.
@@ -197,6 +197,6 @@ pub fn delete_snapshot(path: impl AsRef<std::path::Path>, name: &str) -> Result<
     let backend = quire_device::open_image(path.as_ref(), quire_device::OpenMode::ReadWrite)?;
     let volume = Volume::open_with(backend, &VolumeOptions { threads: false, ..VolumeOptions::new() })?;
     let deleted = volume.delete_snapshot(name);
-    volume.close()?;
-    deleted
+    let closed = volume.close();
+    deleted.and(closed)
 }

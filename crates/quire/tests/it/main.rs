@@ -7,6 +7,8 @@ mod async_sync;
 #[cfg(not(any(loom, shuttle)))]
 mod at_once;
 #[cfg(not(any(loom, shuttle)))]
+mod closing;
+#[cfg(not(any(loom, shuttle)))]
 mod common;
 #[cfg(not(any(loom, shuttle)))]
 mod crash;

@@ -1,0 +1,63 @@
+//! What the close of a volume says.
+
+use crate::common::{file, new_volume};
+use quire::ErrorKind;
+use quire::inodes::IoFlags;
+use quire_base::random::Random;
+use quire_device::IoClass;
+use quire_device::simulated::{Fault, FaultOp, Hold};
+use std::time::{Duration, Instant};
+
+/// A volume that had failed wrote nothing back when it was closed, and said that all was well: a program that
+/// only looked at the close took unsynced data for durable. A second close said so of every failure.
+#[test]
+fn closing_a_volume_that_has_failed_is_an_error() {
+    let (device, volume) = new_volume(16384);
+    let new = file(&volume, "new");
+    volume.sync().unwrap();
+    volume.inodes().write_at(&new, &[1; 4096], 0, IoFlags::empty()).unwrap();
+    device.inject(Fault::on(FaultOp::Write).class(IoClass::Journal));
+    volume.sync().unwrap_err();
+    drop(new);
+    let failure = volume.failure().expect("nothing is sure after a journal write that fails");
+    for closing in [volume.clone(), volume] {
+        let refused = closing.close().expect_err("unsynced data is lost");
+        assert_eq!(refused.to_string(), failure.to_string());
+        assert_eq!(refused.kind(), ErrorKind::Shutdown);
+    }
+}
+
+/// A second close said that all was well after the first had failed at its own work.
+#[test]
+fn both_closes_give_the_error_of_the_first() {
+    let (device, volume) = new_volume(16384);
+    volume.write("new", [1; 4096]).unwrap();
+    device.inject(Fault::on(FaultOp::Write).times(u64::MAX));
+    let first = volume.clone().close().expect_err("nothing can be written");
+    device.clear_faults();
+    assert_eq!(volume.close().expect_err("nothing was written").to_string(), first.to_string());
+}
+
+/// A second close returned at once, and said that all was well, while the first was writing.
+#[test]
+fn a_second_close_waits_for_the_first() {
+    let (device, volume) = new_volume(16384);
+    volume.write("new", [1; 4096]).unwrap();
+    device.set_hold(Hold::Everything);
+    let (other, third) = (volume.clone(), volume.clone());
+    let first = std::thread::spawn(move || volume.close());
+    let start = Instant::now();
+    while device.held() == 0 {
+        assert!(start.elapsed() < Duration::from_secs(30) && !first.is_finished(), "the close writes");
+        std::thread::yield_now();
+    }
+    let second = std::thread::spawn(move || other.close());
+    std::thread::sleep(Duration::from_millis(100));
+    let waited = !second.is_finished();
+    device.set_hold(Hold::Nothing);
+    device.release_all(&mut Random::seeded(1));
+    first.join().unwrap().unwrap();
+    second.join().unwrap().unwrap();
+    assert!(waited, "the second close returned while the first was at work");
+    third.close().unwrap();
+}
