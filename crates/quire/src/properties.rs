@@ -84,7 +84,7 @@ impl Engine {
         let most = self.group_record_bytes();
         if unit.bytes() > most {
             return Err(Error::invalid(format!(
-                "a unit of {unit}: the journal of this volume takes units of {} KiB at most (see: quire mkfs --journal-size)",
+                "a unit of {unit}: the journal of this volume takes units of {} KiB at most (see: quire resize --journal-size)",
                 most / 1024
             )));
         }

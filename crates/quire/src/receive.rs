@@ -108,7 +108,9 @@ impl ReceiveOptions {
     ///
     /// Errors: `Invalid` where the stream does not fit the volume; `Exists`; `NoSpace`; `UnknownFormat`;
     /// `Busy`, also while another receive is unfinished. Nothing has changed then. Later: `Corrupt`,
-    /// `UnexpectedEof`, `NoSpace` and `Io`; then [`ReceiveOptions::unfinished`] says how to go on.
+    /// `UnexpectedEof`, `NoSpace` and `Io`; then [`ReceiveOptions::unfinished`] says how to go on. Later,
+    /// too: `Invalid` for a file whose untorn units the volume's journal does not take;
+    /// [`ReceiveOptions::abort`] is the way out.
     #[cfg(not(any(loom, shuttle)))]
     pub fn receive(
         &self,

@@ -117,7 +117,7 @@ impl NewInode {
 
 impl Engine {
     /// Makes a file, directory, fifo, socket or device. Kinds: `Exists`, `NotFound` if the directory is
-    /// removed, `Invalid` for a symbolic link.
+    /// removed, `Invalid` for a symbolic link, and for a unit that the journal does not take.
     pub(crate) fn create(
         self: &Arc<Engine>,
         directory: &InodeRef,
@@ -177,6 +177,9 @@ impl Engine {
             true => create.properties.unwrap_or_else(|| directory.properties()),
             false => Properties::default(),
         };
+        if let Some(unit) = properties.untorn {
+            self.check_unit(unit)?;
+        }
         let now = self.store.options.clock.now();
         let record = InodeRecord {
             mode: kind.to_mode() | mode,

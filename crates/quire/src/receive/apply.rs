@@ -13,11 +13,12 @@ use crate::engine::Engine;
 use crate::store::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
 use quire_alloc::Funding;
 use quire_base::BLOCK_SIZE;
-use quire_base::{BlockNo, Error, ErrorKind, InodeNo, Result};
+use quire_base::{BlockNo, Context, Error, ErrorKind, InodeNo, Result};
 use quire_device::{AlignedBuf, IoClass};
 use quire_format::extent::{EXTENT_BLOCKS_MAX, Extent, Run, carve, extents_of_run};
 use quire_format::inode::INODE_BYTES;
 use quire_format::key::Key;
+use quire_format::properties::Properties;
 use quire_format::receive::{Position, UNFINISHED_BYTES_MAX, Unfinished};
 use quire_format::stream::{Blocks, Item};
 use std::ops::ControlFlow;
@@ -43,6 +44,12 @@ impl<'e> Applier<'e> {
     pub(super) fn apply(&mut self, item: &Item<'_>, position: Position) -> Result<()> {
         match item {
             Item::Inode(inode, record) => {
+                if let Some(unit) = Properties::of_flags(record.flags)?.untorn {
+                    // What is written to it could not be written back.
+                    self.engine.check_unit(unit).context(format_args!(
+                        "inode {inode} of the stream, which is to be given up (quire receive --abort)"
+                    ))?;
+                }
                 let mut transaction = self.begin(1, INODE_BYTES)?;
                 transaction.put_inode(*inode, record);
                 self.commit(transaction, position, Depends::Nothing)

@@ -20,6 +20,24 @@ fn kind<T: std::fmt::Debug>(outcome: Result<T>) -> ErrorKind {
     outcome.unwrap_err().kind()
 }
 
+/// Only a change of properties asked what the journal takes. What was written to a file that had been created
+/// with a larger unit could never be written back: each fsync failed, and a close lost it.
+#[test]
+fn a_unit_that_the_journal_does_not_take_is_refused_at_creation() {
+    let (_device, volume) = new_volume(16384);
+    let inodes = volume.inodes();
+    let large = Some(untorn("1m"));
+    let file = Create { properties: large, ..Create::file(0o600) };
+    let directory = Create { properties: large, ..Create::directory(0o700) };
+    assert_eq!(kind(inodes.create(&inodes.root(), b"file", &file)), ErrorKind::Invalid);
+    assert_eq!(kind(inodes.create(&inodes.root(), b"directory", &directory)), ErrorKind::Invalid);
+    assert_eq!(kind(inodes.tmpfile(&inodes.root(), &file)), ErrorKind::Invalid);
+    assert_eq!(kind(inodes.lookup(&inodes.root(), b"file")), ErrorKind::NotFound);
+    let fifo = Create { kind: FileType::Fifo, ..file };
+    inodes.create(&inodes.root(), b"fifo", &fifo).unwrap();
+    volume.close().unwrap();
+}
+
 #[test]
 fn kept_over_a_close_and_handed_down() {
     let (device, volume) = new_volume(16384);

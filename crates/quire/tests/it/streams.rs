@@ -6,8 +6,9 @@ use quire::backend::{Backend, BlockNo, Io, IoClass, MemoryBackend};
 use quire::inodes::Create;
 use quire::internals::inspect::Image;
 use quire::{
-    AlignedBuf, ErrorKind, FileType, FormatOptions, OpenOptions, ReceiveOptions, RenameFlags, Result,
-    SendOptions, Volume, VolumeOptions, roll_back_backend, take_snapshot_backend as take_snapshot,
+    AlignedBuf, ErrorKind, FileType, FormatOptions, OpenOptions, Properties, ReceiveOptions, RenameFlags,
+    ResizeOptions, Result, SendOptions, Volume, VolumeOptions, roll_back_backend,
+    take_snapshot_backend as take_snapshot,
 };
 use quire_format::extent::Extent;
 use quire_format::key::{Key, KeyKind};
@@ -534,4 +535,33 @@ fn few_changes_are_a_short_stream() {
     receive(&target, &whole).unwrap();
     receive(&target, &changes).unwrap();
     assert_same(&dump(&target), &dump(&source), "b");
+}
+
+/// A stream brought files with units that the journal of the receiving volume does not take. What was written
+/// to such a file later could never be written back.
+#[test]
+fn a_unit_that_the_journal_does_not_take_is_refused() {
+    let blocks = 128 * MIB / BLOCK as u64;
+    let source = Arc::new(MemoryBackend::new(blocks));
+    FormatOptions::new().journal_bytes(8 * MIB).format_backend(source.clone()).unwrap();
+    let volume = open(&source);
+    let untorn = Properties { untorn: Some("1m".parse().unwrap()), ..Properties::default() };
+    let file = OpenOptions::new().write(true).create(true).properties(untorn).open(&volume, "file").unwrap();
+    file.write_all_at(&bytes(1, 256), 0).unwrap();
+    drop(file);
+    volume.close().unwrap();
+    take_snapshot(source.clone(), "s").unwrap();
+    let stream = send(&source, None, "s").unwrap();
+    let target = Arc::new(MemoryBackend::new(blocks));
+    FormatOptions::new().journal_bytes(MIB).format_backend(target.clone()).unwrap();
+    let refused = receive(&target, &stream).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Invalid);
+    assert!(refused.to_string().contains("quire resize --journal-size"), "{refused}");
+    ReceiveOptions::abort_backend(target.clone()).unwrap();
+    ResizeOptions::new().journal_bytes(8 * MIB).resize_backend(target.clone()).unwrap();
+    receive(&target, &stream).unwrap();
+    let volume = open(&target);
+    assert_eq!(volume.properties("file").unwrap(), untorn);
+    assert_eq!(volume.read("file").unwrap(), bytes(1, 256));
+    volume.close().unwrap();
 }
