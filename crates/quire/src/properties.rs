@@ -124,6 +124,9 @@ impl Engine {
             record.size = inode.size();
         }
         let seq = records.commit(transaction, inode.written())?;
+        if exclusive {
+            inode.committed_data(seq);
+        }
         if unit_changes && is_file {
             self.store.force(seq)?;
             inode.set_unit(after.untorn);
