@@ -29,13 +29,21 @@ impl Engine {
         admitted.ok_or_else(closing)
     }
 
-    /// As [`Engine::begin_change`], but an error of kind `Busy` while the volume is frozen.
-    pub(crate) fn begin_change_unless_frozen(&self) -> Result<Admitted<'_>> {
-        self.store.check_writable()?;
-        self.changes.try_enter().map_err(|refused| match refused {
-            NotAdmitted::Held => Error::new(ErrorKind::Busy, "the volume is frozen: thaw it first"),
-            _ => closing(),
-        })
+    /// As [`Engine::begin_change`], but an error of kind `Busy` while the volume is frozen, that says `what`
+    /// has to wait. The caller does not hold [`Engine::frozen`].
+    pub(crate) fn begin_change_unless_frozen(&self, what: &str) -> Result<Admitted<'_>> {
+        loop {
+            self.store.check_writable()?;
+            match self.changes.try_enter() {
+                Ok(admitted) => return Ok(admitted),
+                Err(NotAdmitted::Refused) => return Err(closing()),
+                // Who takes a snapshot holds the mutex until changes go on, and so does who freezes.
+                Err(NotAdmitted::Held) => {
+                    patience::check("the snapshot that is being taken")?;
+                    drop(self.not_frozen(what)?);
+                }
+            }
+        }
     }
 
     /// As [`Engine::begin_change`], if nothing keeps changes back: never waits.

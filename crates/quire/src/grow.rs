@@ -74,8 +74,8 @@ impl Engine {
     fn grow_volume(&self, blocks: Option<u64>) -> Result<()> {
         self.store.check_writable()?;
         let _not_frozen = self.not_frozen("it can grow")?;
-        // Closing the volume waits for it.
-        let _change = self.begin_change_unless_frozen()?;
+        // Closing the volume waits for it. Nobody keeps changes back: that takes the mutex.
+        let _change = self.begin_change()?;
         let old = self.store.block_count();
         let Some(blocks) = self.device_for(old, blocks)? else { return Ok(()) };
 

@@ -17,7 +17,8 @@ impl Volume {
     /// not a whole block, or past the end, does not count. The volume stays in use meanwhile; where space is
     /// short, some of it is passed over.
     ///
-    /// Errors: `Busy` while the volume is frozen, those of changes otherwise.
+    /// Errors: `Busy` while the volume is frozen, those of changes otherwise. It waits while a snapshot is
+    /// taken.
     ///
     /// Space is free when its freeing is durable: call [`Volume::sync`] before, to include all.
     ///
@@ -40,7 +41,7 @@ impl Volume {
         let (mut blocks, mut most) = (0, RUN_BLOCKS_MAX);
         while at < end {
             // Closing the volume waits for one piece at most.
-            let _change = engine.begin_change_unless_frozen()?;
+            let _change = engine.begin_change_unless_frozen("it can be trimmed")?;
             let piece = Run::new(BlockNo(at), most.min(end - at));
             match engine.store.alloc.discard_free(piece) {
                 // Space is short: smaller pieces leave enough for others.

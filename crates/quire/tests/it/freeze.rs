@@ -4,7 +4,9 @@ use crate::common::{BLOCK, file, new_volume, options};
 use quire::backend::MemoryBackend;
 use quire::inodes::IoFlags;
 use quire::{ErrorKind, FormatOptions, OpenOptions, Volume, VolumeOptions};
+use quire_base::random::Random;
 use quire_base::{BlockNo, patience};
+use quire_device::simulated::Hold;
 use quire_device::{Backend, IoClass};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -196,4 +198,46 @@ fn a_late_thaw_ends_no_later_freeze() {
     assert_eq!(volume.take_snapshot("now").unwrap_err().kind(), ErrorKind::Busy);
     drop(second);
     volume.take_snapshot("now").unwrap();
+}
+
+/// While a snapshot was taken a trim said that the volume was frozen, and was to be thawed first.
+#[test]
+fn a_trim_waits_for_a_snapshot() {
+    let (device, volume) = new_volume(16384);
+    volume.write("file", vec![1; 1 << 20]).unwrap();
+    device.set_hold(Hold::Everything);
+    let taking = {
+        let volume = volume.clone();
+        std::thread::spawn(move || volume.take_snapshot("s").map(drop))
+    };
+    let stop = Arc::new(AtomicBool::new(false));
+    // What is changed between the snapshot's sync and its checkpoint is written while changes are kept back.
+    let [trimming, changing] = [true, false].map(|trims| {
+        let (volume, stop) = (volume.clone(), stop.clone());
+        std::thread::spawn(move || {
+            for number in 0.. {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                match trims {
+                    true => volume.trim(0..u64::MAX).map(drop)?,
+                    false => volume.create_dir_all(number.to_string())?,
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            Ok::<(), quire::Error>(())
+        })
+    });
+    let start = Instant::now();
+    while !taking.is_finished() && start.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(2));
+        device.release(0);
+    }
+    stop.store(true, Ordering::Relaxed);
+    device.set_hold(Hold::Nothing);
+    device.release_all(&mut Random::seeded(1));
+    taking.join().unwrap().unwrap();
+    changing.join().unwrap().unwrap();
+    trimming.join().unwrap().unwrap();
+    volume.close().unwrap();
 }
