@@ -1,12 +1,18 @@
 //! Freezing: the device stays as it is for a while, so that it can be copied from outside.
 //!
-//! Protocol. Operations that change the volume are kept back where they begin, before they hold anything, and
-//! those under way end; so whoever reads never waits for one that waits. Everything is made durable, and a
-//! checkpoint is written: a copy opens without a replay. Then the device's writes are held, which stops what
-//! the engine does by itself, whatever that is, and a flush follows. A thaw goes the other way.
+//! Protocol.
+//! 1. Sync, checkpoint, both again, while changes go on: so little is left for step 3.
+//! 2. Operations that change the volume are kept back where they begin, before they hold anything, and those
+//!    under way end; so whoever reads never waits for one that waits.
+//! 3. Everything is made durable. The engine is kept from freeing, and a checkpoint is written: a copy opens
+//!    without a replay.
+//! 4. The device's writes are held, which stops what the engine does by itself, whatever that is, and a flush
+//!    follows.
+//!
+//! A thaw goes the other way.
 //!
 //! What is on the device then is a state that a power cut could have left, and holds all that had returned
-//! before the freeze.
+//! before the freeze. Orphans that wait to be freed are in it: whoever opens the copy frees them.
 //!
 //! Neighbours: [`crate::changes`] keeps operations back, [`quire_device::Device`] writes; closing a volume
 //! thaws it.
@@ -77,14 +83,26 @@ impl Volume {
 
 impl Engine {
     fn hold_everything(self: &Arc<Engine>) -> Result<()> {
+        self.sync_ahead()?;
         if !self.changes.hold() {
             return Err(Error::new(ErrorKind::Shutdown, "the volume is being closed"));
         }
-        self.drain_reaper();
         self.sync()?;
+        let frees = self.store.frees.whole();
         self.store.checkpoint_now()?;
         self.store.device.hold_writes();
+        drop(frees);
         self.store.device.flush()
+    }
+
+    /// Makes most of what there is durable while changes go on, so that a thread that then keeps them back
+    /// has little left.
+    pub(crate) fn sync_ahead(self: &Arc<Engine>) -> Result<()> {
+        for _ in 0..2 {
+            self.sync()?;
+            self.store.checkpoint_gently()?;
+        }
+        Ok(())
     }
 
     /// Ends a freeze, if one is in force.

@@ -19,10 +19,10 @@
 //! | 13 | journal buffer | no |
 //!
 //! Between ranks 6 and 7: the deletion of a snapshot under way (`Engine::sweep`), then `Store::frees`. A
-//! thread that takes a snapshot holds `Engine::frozen`, keeps changes back, and takes `frees` whole, with
-//! nothing else in hand: no thread that has one of these waits for a change to begin. A thread that makes
-//! the volume larger holds `Engine::frozen`, then counts as a change without waiting for that, and then takes
-//! the checkpoint mutex.
+//! thread that takes a snapshot, or freezes, holds `Engine::frozen`, keeps changes back, and takes `frees`
+//! whole, with nothing else in hand: no thread that has one of these waits for a change to begin. A thread
+//! that makes the volume larger holds `Engine::frozen`, then counts as a change without waiting for that, and
+//! then takes the checkpoint mutex.
 //!
 //! Outside of all stands the mutex that a close holds (`OpenVolume::closed`), and then the wait for leases
 //! ([`crate::lease`]): a thread that waits for the return of a lease holds none of these, and no admission

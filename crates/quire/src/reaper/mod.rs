@@ -105,6 +105,7 @@ impl Engine {
         }
         self.free_extents_from(&inode, 0)?;
         self.free_keys(&inode)?;
+        let _frees = self.store.frees.shared();
         let mut transaction = self.store.begin(Cost::new(4, 128).critical())?;
         transaction.warm(&[Key::inode(number)])?;
         // It stays: nobody else has the inode any more.
@@ -189,6 +190,7 @@ impl Engine {
             if keys.is_empty() {
                 return Ok(());
             }
+            let _frees = self.store.frees.shared();
             let mut transaction = self.store.begin(Cost::new(keys.len() + 1, 128).critical())?;
             transaction.warm(&[Key::inode(inode.number)])?;
             transaction.warm(&keys)?;

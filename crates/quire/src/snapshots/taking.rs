@@ -63,10 +63,7 @@ impl Engine {
         }
         self.check_new_name(name)?;
         drop(self.not_frozen("a snapshot can be taken")?);
-        self.sync()?;
-        self.store.checkpoint_gently()?;
-        self.sync()?;
-        self.store.checkpoint_now()?;
+        self.sync_ahead()?;
         let _not_frozen = self.not_frozen("a snapshot can be taken")?;
         let since = Instant::now();
         if !self.changes.hold() {

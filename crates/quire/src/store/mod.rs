@@ -128,8 +128,8 @@ pub(crate) struct Store {
     pub(crate) checkpoint: CheckpointLock,
     /// Number of the newest durable checkpoint, to see progress without the lock.
     pub(crate) checkpoint_number: AtomicU64,
-    /// Shared while blocks are freed that nobody's file has: by the reaper, by deletions of snapshots, from
-    /// the pool. Whole while a snapshot is taken.
+    /// Shared while the engine frees what nobody's file has: by the reaper, by deletions of snapshots, from
+    /// the pool. Whole while a snapshot is taken, and while a freeze writes its checkpoint.
     pub(crate) frees: ShardedRwLock,
 
     /// Free blocks and inodes as the applied records say; what a checkpoint writes.

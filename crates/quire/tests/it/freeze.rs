@@ -200,6 +200,59 @@ fn a_late_thaw_ends_no_later_freeze() {
     volume.take_snapshot("now").unwrap();
 }
 
+/// A freeze kept changes back and then freed all that waited to be freed, wrote all that was dirty, and wrote
+/// a checkpoint: after a crash with many orphans nothing could be changed for minutes.
+#[test]
+fn changes_go_on_while_a_freeze_writes() {
+    let (device, volume) = new_volume(16384);
+    volume.write("large", vec![1; 8 << 20]).unwrap();
+    device.set_hold(Hold::Everything);
+    let freezing = {
+        let volume = volume.clone();
+        std::thread::spawn(move || volume.freeze().map(drop))
+    };
+    wait_until("the freeze writes", || device.held() > 0);
+    let making = {
+        let volume = volume.clone();
+        std::thread::spawn(move || volume.create_dir_all("made"))
+    };
+    let start = Instant::now();
+    while !making.is_finished() && start.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let went_on = making.is_finished();
+    device.set_hold(Hold::Nothing);
+    device.release_all(&mut Random::seeded(1));
+    making.join().unwrap().unwrap();
+    freezing.join().unwrap().unwrap();
+    assert!(went_on, "a change waits for what the freeze writes");
+    volume.close().unwrap();
+}
+
+/// What waits to be freed need not be gone: the copy frees it.
+#[test]
+fn a_copy_frees_what_waited_to_be_freed() {
+    let device = Arc::new(MemoryBackend::new(BLOCKS));
+    FormatOptions::new().format_backend(device.clone()).unwrap();
+    let volume = options().open_backend(device.clone()).unwrap();
+    let free = volume.statfs().free;
+    volume.write("gone", vec![1; 8 << 20]).unwrap();
+    volume.sync().unwrap();
+    volume.remove_file("gone").unwrap();
+    let frozen = volume.freeze().unwrap();
+    let copied = Arc::new(MemoryBackend::new(BLOCKS));
+    copied.write(IoClass::Data, BlockNo(0), &content(&*device)).unwrap();
+    drop(frozen);
+    volume.close().unwrap();
+    let copied = options().open_backend(copied).unwrap();
+    assert_eq!(copied.recovery().records, 0);
+    copied.drain_orphans();
+    copied.sync().unwrap();
+    // The metadata may take some more.
+    assert!(free - copied.statfs().free < 2048, "the file's 2048 blocks are not free");
+    copied.close().unwrap();
+}
+
 /// While a snapshot was taken a trim said that the volume was frozen, and was to be thawed first.
 #[test]
 fn a_trim_waits_for_a_snapshot() {
