@@ -64,6 +64,16 @@ impl Engine {
     ) -> Result<()> {
         drop(enter_live(directory)?);
         directory.touch_read();
+        self.list_directory(directory, after, visit)
+    }
+
+    /// As [`Engine::read_directory`], also of one that is removed. Leaves no access time.
+    pub(crate) fn list_directory(
+        &self,
+        directory: &InodeRef,
+        after: u64,
+        visit: &mut dyn FnMut(DirectoryEntry<'_>) -> bool,
+    ) -> Result<()> {
         let mut dots = |name, inode, cookie| {
             after >= cookie || visit(DirectoryEntry { name, inode, kind: FileType::Directory, cookie })
         };

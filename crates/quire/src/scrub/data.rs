@@ -8,8 +8,8 @@
 
 use super::{Scrub, ScrubPosition, Unreadable, is_over};
 use crate::inode::InodeRef;
-use crate::inodes::{Inodes, IoFlags};
-use quire_base::{BLOCK_SIZE, InodeNo, Result};
+use crate::inodes::Inodes;
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result};
 use quire_device::AlignedBuf;
 use quire_format::inode::FileType;
 use quire_format::key::{Key, KeyKind};
@@ -89,8 +89,20 @@ impl Scrub<'_> {
             self.report.files += 1;
         }
         let mut buffer = AlignedBuf::zeroed(PIECE);
-        while let Ok(start) = inodes.seek_data(inode, at) {
-            let end = inodes.seek_hole(inode, start).unwrap_or(start).max(start + 1);
+        // What is appended meanwhile was written just now: a file may grow faster than it is read.
+        let size = inode.size();
+        while at < size {
+            let start = match inodes.seek_data(inode, at) {
+                Ok(start) if start < size => start,
+                Err(error) if is_over(self.engine, &error) => return Ok(ControlFlow::Break(())),
+                Err(error) if error.kind() != ErrorKind::NoData => {
+                    self.tell_unreadable(number, at, size - at, &error);
+                    break;
+                }
+                _ => break,
+            };
+            let hole = inodes.seek_hole(inode, start).unwrap_or(start);
+            let end = hole.min(size).max(start + BLOCK_SIZE as u64);
             let mut from = start / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
             while from < end {
                 let bytes = (end - from).min(PIECE as u64) as usize;
@@ -108,9 +120,9 @@ impl Scrub<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Reads a piece past the cache; block by block, if it cannot be read as a whole.
+    /// Reads a piece past the cache, without an access time; block by block, if it cannot be read as a whole.
     fn read(&mut self, inodes: &Inodes, number: InodeNo, inode: &InodeRef, into: &mut [u8], at: u64) {
-        match inodes.read_at(inode, into, at, IoFlags::DIRECT) {
+        match inodes.engine().read_direct(inode, at, into) {
             Ok(bytes) => self.report.data_bytes += bytes as u64,
             Err(_) if into.len() > BLOCK_SIZE => {
                 let blocks = into.chunks_mut(BLOCK_SIZE).zip((at..).step_by(BLOCK_SIZE));
@@ -118,16 +130,18 @@ impl Scrub<'_> {
             }
             // Closed, or shut down.
             Err(_) if self.engine.store.failure().is_some() => {}
-            Err(error) => {
-                let (bytes, path) = (into.len() as u64, unnamed(number));
-                match self.report.unreadable.last_mut() {
-                    Some(last) if last.path == path && last.offset + last.bytes == at => last.bytes += bytes,
-                    _ => {
-                        tracing::error!(inode = %number, offset = at, %error, "a scrub cannot read data of a file");
-                        let why = error.to_string();
-                        self.report.unreadable.push(Unreadable { path, offset: at, bytes, why });
-                    }
-                }
+            Err(error) => self.tell_unreadable(number, at, into.len() as u64, &error),
+        }
+    }
+
+    fn tell_unreadable(&mut self, number: InodeNo, at: u64, bytes: u64, error: &Error) {
+        let path = unnamed(number);
+        match self.report.unreadable.last_mut() {
+            Some(last) if last.path == path && last.offset + last.bytes == at => last.bytes += bytes,
+            _ => {
+                tracing::error!(inode = %number, offset = at, %error, "a scrub cannot read data of a file");
+                let why = error.to_string();
+                self.report.unreadable.push(Unreadable { path, offset: at, bytes, why });
             }
         }
     }
@@ -178,7 +192,7 @@ fn unnamed(number: InodeNo) -> PathBuf {
 /// The entries of a directory, as far as they can be read.
 fn names(inodes: &Inodes, directory: &InodeRef) -> Vec<(Vec<u8>, InodeNo, FileType)> {
     let mut names = Vec::new();
-    let _ = inodes.read_dir(directory, 0, &mut |entry| {
+    let _ = inodes.engine().list_directory(directory, 0, &mut |entry| {
         if !matches!(entry.name, b"." | b"..") {
             names.push((entry.name.to_vec(), entry.inode, entry.kind));
         }

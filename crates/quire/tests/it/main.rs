@@ -78,6 +78,7 @@ mod properties;
 mod resize;
 #[cfg(not(any(loom, shuttle)))]
 mod seek;
+mod scrubs;
 #[cfg(not(any(loom, shuttle)))]
 mod small_files;
 #[cfg(not(any(loom, shuttle)))]

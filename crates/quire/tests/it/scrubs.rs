@@ -1,0 +1,80 @@
+//! Scrubs of the data of a volume in use.
+
+use crate::common::{file, new_volume, options};
+use quire::{Clock, ScrubOptions, Timestamp, VolumeOptions};
+use quire_device::IoClass;
+use quire_device::simulated::{Fault, FaultOp};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+fn data() -> ScrubOptions {
+    ScrubOptions::new().data(true)
+}
+
+/// Reading the data of all files, and the names of those that cannot be read, set access times: a scrub each
+/// month changed every inode, and a copy that others follow counted as changed.
+#[test]
+fn a_scrub_sets_no_access_times() {
+    let (device, volume) = new_volume(16384);
+    volume.create_dir_all("dir").unwrap();
+    volume.write("dir/file", [7; 10_000]).unwrap();
+    volume.close().unwrap();
+    let clock = Clock::simulated(Timestamp(1_000_000_000));
+    let volume = VolumeOptions::clock(options(), clock.clone()).open_backend(device.clone()).unwrap();
+    clock.advance(3 * 24 * 3600 * 1_000_000_000);
+    let times = || ["/", "dir", "dir/file"].map(|path| volume.metadata(path).unwrap().accessed());
+    let before = times();
+    let report = volume.scrub(&data(), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!((report.data_bytes, report.unreadable.len()), (10_000, 0));
+    device.inject(Fault::on(FaultOp::Read).class(IoClass::Data).times(u64::MAX));
+    let report = volume.scrub(&data(), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(report.unreadable[0].path, Path::new("/dir/file"));
+    device.clear_faults();
+    assert_eq!(times(), before);
+    volume.close().unwrap();
+}
+
+/// A scrub asked for the file's size again behind each piece: it never left a file that grew faster than it
+/// was read.
+#[test]
+fn a_scrub_leaves_a_file_that_grows() {
+    let (_device, volume) = new_volume(65536);
+    volume.write("log", vec![7; 4 << 20]).unwrap();
+    let log = quire::OpenOptions::new().append(true).open(&volume, "log").unwrap();
+    let mut calls = 0;
+    let report = volume
+        .scrub(&data(), &mut |_| {
+            calls += 1;
+            log.write_all_at(&vec![8; 2 << 20], 0).unwrap();
+            if calls < 40 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })
+        .unwrap();
+    assert!(calls < 40, "the scrub follows the file's end");
+    assert!(report.is_good() && report.data_bytes >= 4 << 20);
+    drop(log);
+    volume.close().unwrap();
+}
+
+/// Where the extents of a file could not be read a scrub took it for ended, and found nothing wrong with it.
+#[test]
+fn a_file_whose_extents_cannot_be_read_is_told() {
+    use quire::internals::repair::Session;
+    use quire_format::extent::Extent;
+    use quire_format::key::Key;
+    let (device, volume) = new_volume(4096);
+    let bad = file(&volume, "bad");
+    volume.inodes().write_at(&bad, &[7; 40_960], 0, quire::inodes::IoFlags::empty()).unwrap();
+    let number = bad.number();
+    drop(bad);
+    volume.close().unwrap();
+    let mut session = Session::open(device.clone()).unwrap();
+    let value = session.tree().get(Key::extent(number, 0)).unwrap().expect("the file has an extent");
+    let first = Extent::decode(0, &value).unwrap();
+    session.put(Key::extent(number, 4), &Extent { file_block: 4, len: 8, ..first }.encode());
+    session.close().unwrap();
+    let volume = options().open_backend(device).unwrap();
+    let report = volume.scrub(&data(), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert!(!report.is_good(), "{report:?}");
+    assert_eq!(report.unreadable[0].path, Path::new("/bad"));
+    volume.close().unwrap();
+}
