@@ -217,6 +217,7 @@ impl Volume {
         }
         // The directories on the way down, with their names: a tree may be deeper than a thread's stack.
         let mut way = vec![(parent.clone(), name.to_vec(), top)];
+        let mut passes = 0;
         while let Some((parent, name, directory)) = way.last() {
             let mut below = None;
             let entries = match ReadDir::new(inodes, directory.clone(), path) {
@@ -244,10 +245,14 @@ impl Volume {
                 Some(step) => way.push(step),
                 None => {
                     match inodes.remove_dir(parent, name) {
-                        // Somebody has created something in it meanwhile, or put another in its place.
+                        // Somebody has created something in it meanwhile, but not for ever, or put another in
+                        // its place. An entry that is damaged may be listed and not be found.
                         Err(error) if error.kind() == ErrorKind::NotEmpty => {
                             let there = inodes.find(parent, name)?;
-                            if there.is_none_or(|there| there.number() == directory.number()) {
+                            passes += 1;
+                            if passes < PASSES_MAX
+                                && there.is_none_or(|there| there.number() == directory.number())
+                            {
                                 continue;
                             }
                             return Err(error);
@@ -255,6 +260,7 @@ impl Volume {
                         outcome => gone_or(outcome)?,
                     }
                     way.pop();
+                    passes = 0;
                 }
             }
         }
@@ -397,6 +403,8 @@ impl Volume {
 
 /// Most bytes that [`Volume::read`] asks for at once.
 const READ_BYTES: u64 = 16 << 20;
+/// Times that a directory is emptied, and is not empty then.
+const PASSES_MAX: u32 = 64;
 
 /// Success for what somebody else has removed already.
 fn gone_or(outcome: Result<()>) -> Result<()> {

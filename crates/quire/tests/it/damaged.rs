@@ -5,14 +5,16 @@ use crate::common::{clock, file, new_volume, options};
 use quire::backend::Backend;
 use quire::inodes::{FallocateMode, IoFlags};
 use quire::internals::repair::Session;
-use quire::{AlignedBuf, ErrorKind, FormatOptions, roll_back_backend};
+use quire::{AlignedBuf, ErrorKind, FileType, FormatOptions, roll_back_backend};
 use quire_base::BlockNo;
 use quire_device::simulated::{CrashPolicy, Event, Fault, FaultOp};
 use quire_device::{IoClass, SimulatedBackend};
+use quire_format::dirent::{Entry, cookie};
 use quire_format::extent::Extent;
 use quire_format::key::Key;
 use quire_format::superblock::{FAR_BLOCKS, SLOT_BLOCKS, Superblock, orphan_blocks_max};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A file had two extents for one block. A truncate put both into a transaction, which is no list that a
 /// record may carry: the encoder panicked, and without its assertion recovery would have refused the record.
@@ -46,6 +48,33 @@ fn overlapping_extents_are_corrupt() {
     assert!(volume.failure().is_none(), "a damaged file does not take the volume down");
     volume.close().unwrap();
     options().open_backend(device).unwrap().close().unwrap();
+}
+
+/// A name lay under a cookie that does not go with it: it was listed, and could not be found. The removal of
+/// the directory passed it, found the directory not empty, and began again for ever.
+#[test]
+fn the_removal_of_a_tree_ends_at_a_name_that_is_not_found() {
+    let (device, volume) = new_volume(4096);
+    volume.create_dir_all("dir/below").unwrap();
+    volume.write("dir/below/file", [7; 100]).unwrap();
+    let [below, file] = ["dir/below", "dir/below/file"].map(|path| volume.resolve(path).unwrap());
+    let (directory, inode, generation) = (below.number(), file.number(), file.generation());
+    drop((below, file));
+    volume.close().unwrap();
+    let mut session = Session::open(device.clone()).unwrap();
+    let entry = Entry { inode, generation, file_type: FileType::Regular, name: b"nowhere" };
+    session.put(Key::entry(directory, cookie(1, 0)), &entry.encode());
+    session.close().unwrap();
+    let volume = options().open_backend(device).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    let removing = {
+        let volume = volume.clone();
+        std::thread::spawn(move || tell.send(volume.remove_dir_all("dir")))
+    };
+    let removed = told.recv_timeout(Duration::from_secs(30)).expect("the removal ends");
+    assert_eq!(removed.unwrap_err().kind(), ErrorKind::NotEmpty);
+    removing.join().unwrap().unwrap();
+    volume.close().unwrap();
 }
 
 /// Rewrites all copies of both superblocks of a volume of 4096 blocks.

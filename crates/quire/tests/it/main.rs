@@ -77,8 +77,9 @@ mod properties;
 #[cfg(not(any(loom, shuttle)))]
 mod resize;
 #[cfg(not(any(loom, shuttle)))]
-mod seek;
 mod scrubs;
+#[cfg(not(any(loom, shuttle)))]
+mod seek;
 #[cfg(not(any(loom, shuttle)))]
 mod small_files;
 #[cfg(not(any(loom, shuttle)))]
