@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::exit;
 use crate::mount_options;
+use crate::server::freezing::LIMITS;
 use crate::values::{self, Setting};
 use quire_base::size;
 
@@ -604,7 +605,7 @@ pub struct Trim {
 #[derive(Debug, Args)]
 pub struct Freeze {
     /// Seconds after which the volume thaws by itself
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(LIMITS))]
     pub limit: u64,
     /// Mount point
     pub dir: PathBuf,

@@ -11,12 +11,16 @@
 //! Each is answered with a word: `thawed`, `freezing`, `frozen`, or why it could not be frozen.
 //! Neighbours: [`super::listener`] hears the requests, [`crate::commands::freeze`] makes them.
 
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use quire::Volume;
 
 use crate::exit::{self, Failure, Outcome};
+
+/// Seconds after which a volume may thaw by itself.
+pub const LIMITS: RangeInclusive<u64> = 1..=86_400;
 
 /// The freeze of one volume.
 #[derive(Clone, Default)]
@@ -52,8 +56,12 @@ impl Freezing {
             "status" => {}
             "end" => self.end()?,
             seconds => {
-                let wrong = || Failure::usage(format!("'{seconds}' is no number of seconds"));
-                let seconds = seconds.parse::<u64>().ok().filter(|seconds| *seconds > 0).ok_or_else(wrong)?;
+                let wrong = || {
+                    let (least, most) = LIMITS.into_inner();
+                    Failure::usage(format!("'{seconds}' is no number of seconds from {least} to {most}"))
+                };
+                let seconds = seconds.parse().ok().filter(|seconds| LIMITS.contains(seconds));
+                let seconds = seconds.ok_or_else(wrong)?;
                 self.begin(Duration::from_secs(seconds), volume)?;
             }
         }
@@ -141,5 +149,26 @@ impl Freezing {
             }
             Phase::Thawed | Phase::Failed(_) => Err(Failure::new(37, "the volume is not frozen")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A limit beyond what a clock can hold, sent to the control socket, ended the server in the middle of a
+    /// freeze.
+    #[test]
+    fn a_limit_is_checked_where_it_arrives() {
+        let memory = std::sync::Arc::new(quire::backend::MemoryBackend::new(16384));
+        quire::FormatOptions::new().format_backend(memory.clone()).unwrap();
+        let volume = quire::VolumeOptions::new().cache_bytes(16 << 20).open_backend(memory).unwrap();
+        let freezing = Freezing::default();
+        for wrong in ["0", "86401", "18446744073709551615", "99999999999999999999", "-1", ""] {
+            let refused = freezing.answer(wrong, &volume).unwrap_err();
+            assert_eq!(refused.code, exit::USAGE, "{wrong}");
+        }
+        assert_eq!(freezing.answer("status", &volume).unwrap(), "thawed\n");
+        volume.close().unwrap();
     }
 }
