@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -179,18 +179,18 @@ fn a_supervised_server_is_started_again() {
     }
 }
 
+/// The words that mount a volume under supervision, of which the fourth names the log.
+fn supervising(place: &Place, more: &str) -> [OsString; 6] {
+    let log = format!("log={}{more}", place.path("log").display());
+    let words = ["mount", "--supervise", "-o", &log].map(OsString::from);
+    let [mount, supervise, option, log] = words;
+    [mount, supervise, option, log, place.image().into(), place.dir().into()]
+}
+
 fn supervised(more: &str) {
     let place = Place::with_volume();
-    let log = format!("log={}{more}", place.path("log").display());
-    let mount = [
-        OsStr::new("mount"),
-        OsStr::new("--supervise"),
-        OsStr::new("-o"),
-        OsStr::new(&log),
-        place.image().as_os_str(),
-        place.dir().as_os_str(),
-    ]
-    .map(OsStr::to_owned);
+    let mount = supervising(&place, more);
+    let log = mount[3].clone();
     // The process that watches failed without a word, and all that was said was that the server had ended.
     let no_log = format!("log={}", place.dir().display());
     let unlogged = mount.clone().map(|word| if word == *log { OsStr::new(&no_log).to_owned() } else { word });
@@ -213,6 +213,32 @@ fn supervised(more: &str) {
     assert!(server_of(&place.image()).is_none());
     let log = std::fs::read_to_string(place.path("log")).unwrap();
     assert!(log.contains("is mounted again"), "{log}");
+}
+
+/// A server that was killed after its mount had been taken out of the tree was started again: the volume that
+/// somebody had unmounted was mounted anew.
+#[test]
+fn what_was_unmounted_is_not_mounted_again() {
+    if !can_mount("what_was_unmounted_is_not_mounted_again") {
+        return;
+    }
+    let place = Place::with_volume();
+    expect(&quire(&supervising(&place, "")), 0, &[]);
+    let held = std::fs::File::create(place.path("mnt/held")).unwrap();
+    expect(&quire(&[OsStr::new("umount"), OsStr::new("--lazy"), place.dir().as_os_str()]), 0, &[]);
+    let server = server_of(&place.image()).expect("it serves what is open");
+    rustix::process::kill_process(server, rustix::process::Signal::KILL).unwrap();
+    let start = std::time::Instant::now();
+    let log = || std::fs::read_to_string(place.path("log")).unwrap();
+    while !log().contains("after its mount was gone") {
+        assert!(start.elapsed() < std::time::Duration::from_secs(30), "{}", log());
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    drop(held);
+    assert!(server_of(&place.image()).is_none());
+    assert!(!std::fs::read_to_string("/proc/mounts").unwrap().contains(place.dir().to_str().unwrap()));
+    expect(&place.mount(""), 0, &[]);
+    expect(&place.umount(), 0, &[]);
 }
 
 /// The background server of a volume.

@@ -9,7 +9,8 @@
 //! error would come back. One that was killed, or that stopped itself on an internal error, leaves a dead
 //! mount; that is detached, and a new server recovers the volume and mounts it at the same place. Programs
 //! that had nothing open there notice a pause; those that had get errors for what they hold. The kernel has
-//! no way to hand a dead server's mount to a new one.
+//! no way to hand a dead server's mount to a new one. A server that was killed while it closed the volume,
+//! after an unmount, leaves no mount, and none is made: the next mount recovers.
 //!
 //! If this process is ended, the server goes on unwatched.
 
@@ -30,8 +31,9 @@ use crate::mount_check::check;
 const DEATHS_MAX: usize = 5;
 /// ...within this time is not started again.
 const DEATHS_WITHIN: Duration = Duration::from_secs(60);
-/// How long a new server is tried while the dead one's files are still being closed by the kernel.
-const CLOSING: Duration = Duration::from_secs(5);
+/// How long a new server is tried while the dead one's files are still being closed by the kernel, which waits
+/// for a disk that stalls.
+const CLOSING: Duration = Duration::from_secs(120);
 /// "In use", as the server reports it.
 const BUSY: u8 = 36;
 
@@ -60,9 +62,9 @@ fn watch(arguments: &Mount, reported: &mut bool) -> Outcome {
         let (mut child, report) = process::spawn(&checked.volume, &checked.dir, &options, "--report")?;
         let ended = |error: std::io::Error| Failure::system("waiting for the server", &error);
         match step(report.as_ref(), *reported, died.map(|at| at.elapsed())) {
-            Step::TryAgain => {
+            Step::TryAgain(pause) => {
                 child.wait().map_err(ended)?;
-                std::thread::sleep(Duration::from_millis(50));
+                std::thread::sleep(pause);
                 continue;
             }
             Step::PassOn(report) => {
@@ -96,9 +98,16 @@ fn watch(arguments: &Mount, reported: &mut bool) -> Outcome {
         if deaths.len() > DEATHS_MAX {
             return Err(Failure::new(32, "the server dies again and again; see its messages".to_owned()));
         }
-        tracing::error!("the server of {} died ({status}); it is started again", checked.dir.display());
         let source = checked.options.fs_name.as_ref().map_or(checked.volume.as_path(), Path::new);
-        clear(&checked.dir, source)?;
+        let had_mounted = matches!(report, Some(Report::Ready { .. }));
+        if !clear(&checked.dir, source)? && had_mounted {
+            tracing::error!(
+                "the server of {} died ({status}) after its mount was gone; the next mount recovers the volume",
+                checked.dir.display()
+            );
+            return Ok(());
+        }
+        tracing::error!("the server of {} died ({status}); it is started again", checked.dir.display());
         // The word was given for the first owner. The next one may have superseded this server.
         options = options.iter().map(|list| without_takeover(list)).collect();
         died = Some(now);
@@ -116,8 +125,8 @@ fn without_takeover(list: &str) -> String {
 enum Step<'a> {
     /// The process that started this one waits for it.
     PassOn(&'a Report),
-    /// The dead server's files are still being closed.
-    TryAgain,
+    /// The dead server's files are still being closed: again after a pause.
+    TryAgain(Duration),
     /// For the log.
     Note(&'a Report),
     Nothing,
@@ -127,7 +136,8 @@ enum Step<'a> {
 fn step(report: Option<&Report>, reported: bool, dead_for: Option<Duration>) -> Step<'_> {
     match report {
         Some(Report::Failed { code: BUSY, .. }) if dead_for.is_some_and(|time| time < CLOSING) => {
-            Step::TryAgain
+            let pause = dead_for.unwrap_or_default() / 8;
+            Step::TryAgain(pause.clamp(Duration::from_millis(50), Duration::from_secs(2)))
         }
         Some(report) if !reported => Step::PassOn(report),
         Some(report) => Step::Note(report),
@@ -135,11 +145,13 @@ fn step(report: Option<&Report>, reported: bool, dead_for: Option<Duration>) -> 
     }
 }
 
-/// Detaches the dead mount, unless somebody else did or has mounted something there.
-fn clear(dir: &Path, source: &Path) -> Result<()> {
+/// Detaches the dead mount; false if somebody else did, or has mounted something there.
+fn clear(dir: &Path, source: &Path) -> Result<bool> {
     match mount::mounted_at(dir)? {
-        Some(entry) if entry.is_quire() && entry.source == source => mount::unmount(dir, Unmount::Detach),
-        _ => Ok(()),
+        Some(entry) if entry.is_quire() && entry.source == source => {
+            mount::unmount(dir, Unmount::Detach).map(|()| true)
+        }
+        _ => Ok(false),
     }
 }
 
@@ -156,10 +168,24 @@ mod tests {
         let soon = Some(Duration::from_millis(1));
         assert_eq!(step(Some(&ready), false, None), Step::PassOn(&ready));
         assert_eq!(step(None, false, None), Step::Nothing);
-        assert_eq!(step(Some(&busy), false, soon), Step::TryAgain);
+        assert!(matches!(step(Some(&busy), false, soon), Step::TryAgain(_)));
         assert_eq!(step(Some(&ready), false, soon), Step::PassOn(&ready));
         assert_eq!(step(Some(&ready), true, soon), Step::Note(&ready));
         assert_eq!(step(Some(&busy), false, Some(CLOSING)), Step::PassOn(&busy));
         assert_eq!(step(Some(&busy), false, None), Step::PassOn(&busy));
+    }
+
+    /// A dead server whose last writes hung in a disk that stalled for more than five seconds kept the volume's
+    /// lock that long, and the volume was given up.
+    #[test]
+    fn a_lock_that_outlives_its_server_is_waited_for() {
+        let busy = Report::Failed { code: BUSY, message: "busy".into() };
+        let pause = |seconds| match step(Some(&busy), true, Some(Duration::from_secs(seconds))) {
+            Step::TryAgain(pause) => pause,
+            other => panic!("{other:?}"),
+        };
+        assert!(pause(0) > Duration::ZERO && pause(0) < pause(1) && pause(1) < pause(30));
+        assert!(pause(CLOSING.as_secs() - 1) <= Duration::from_secs(2));
+        assert_eq!(step(Some(&busy), true, Some(CLOSING)), Step::Note(&busy));
     }
 }
