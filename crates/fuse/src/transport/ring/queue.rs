@@ -8,7 +8,9 @@
 //! ```
 //!
 //! While more than [`ENTRIES`] requests are at work, an entry that goes back to the kernel gives the memory
-//! of its request's data back to the system, so that a burst of large writes leaves little behind.
+//! of its request's or its reply's data back to the system, so that a burst of large ones leaves little
+//! behind. The kernel takes a reply in when it gets the commit. The memory goes after that, unless the entry
+//! has come back with the next request.
 //!
 //! A worker that finishes a reply wakes the thread through an event descriptor, but only if the thread is
 //! asleep: it says so ([`Shared::asleep`]) before it looks at the list a last time, and the worker looks at
@@ -150,6 +152,8 @@ pub struct Queue {
     activity: Arc<Activity>,
     /// Completions taken from the ring and not dealt with: what was asked for, and its result.
     completed: Vec<(u64, i32)>,
+    /// Entries that go back to the kernel with a large reply, whose memory is given back after that.
+    replied: Vec<u32>,
 }
 
 impl Queue {
@@ -192,6 +196,7 @@ impl Queue {
             wake_armed: false,
             activity,
             completed: Vec::new(),
+            replied: Vec::new(),
         })
     }
 
@@ -215,6 +220,7 @@ impl Queue {
         let mut burst = Burst::default();
         loop {
             self.collect();
+            self.give_back_replies();
             if !self.completed.is_empty() {
                 self.activity.note(&mut burst, self.completed.len());
             }
@@ -387,14 +393,33 @@ impl Queue {
             let Finished { index, mut buffer, commit_id, payload, reply } = finished;
             let held = self.held();
             let Some(entry) = self.entries.get_mut(index as usize) else { continue };
-            if held > ENTRIES as usize && payload > reply.max(SMALL_PAYLOAD) {
-                buffer.give_back(HEAD + reply);
+            if held > ENTRIES as usize {
+                if payload > reply.max(SMALL_PAYLOAD) {
+                    buffer.give_back(HEAD + reply);
+                }
+                if reply > SMALL_PAYLOAD {
+                    self.replied.push(index);
+                }
             }
             entry.buffer = Some(buffer);
             self.in_kernel += 1;
             self.push(&command::commit_and_fetch(self.number, index, commit_id))?;
         }
         Ok(())
+    }
+
+    /// Gives the memory of large replies back that the kernel has taken in.
+    fn give_back_replies(&mut self) {
+        if self.replied.is_empty() || !self.ring.submission().is_empty() {
+            return;
+        }
+        for index in std::mem::take(&mut self.replied) {
+            let has_come = self.completed.iter().any(|(mark, _)| *mark == u64::from(index));
+            // Without a buffer, it has come and is at work.
+            if let Some(buffer) = self.entries[index as usize].buffer.as_mut().filter(|_| !has_come) {
+                buffer.give_back(HEAD);
+            }
+        }
     }
 
     /// The request of a completion; `None` for a wake-up, or if the entry is dead.
@@ -584,6 +609,35 @@ mod tests {
         let buffers = queue.entries.iter().flat_map(|entry| &entry.buffer);
         let kept = buffers.filter(|buffer| buffer.bytes()[HEAD + (1 << 19)] == 7);
         assert_eq!(kept.count(), ENTRIES as usize);
+    }
+
+    /// The same of large reads: the end of the memory was at the end of the reply, which the kernel had yet to
+    /// take in.
+    #[test]
+    fn a_burst_of_large_reads_leaves_no_memory_behind() {
+        let count = 3 * ENTRIES;
+        let Some(mut queue) = queue_with(count) else {
+            eprintln!("\n*** SKIPPED: needs io_uring and /dev/fuse ***\n");
+            return;
+        };
+        let kept = |queue: &Queue| {
+            let buffers = queue.entries.iter().flat_map(|entry| &entry.buffer);
+            buffers.filter(|buffer| buffer.bytes()[HEAD + (1 << 19)] == 7).count() as u32
+        };
+        let reads: Vec<RingExchange> =
+            (0..u64::from(count)).map(|index| receive(&mut queue, index, opcode::READ, 1, 0)).collect();
+        for mut read in reads {
+            read.room().fill(7);
+            read.reply(Ok(1 << 20));
+        }
+        queue.commit_finished().unwrap();
+        queue.give_back_replies();
+        assert_eq!(kept(&queue), count, "the kernel has not taken the replies in");
+        queue.enter(0).unwrap();
+        // As if one had come again with a request.
+        queue.completed = vec![(1, 0)];
+        queue.give_back_replies();
+        assert_eq!(kept(&queue), ENTRIES + 1);
     }
 
     /// A call named the file of the last READ or WRITE, also when that had been answered, and the kernel did
