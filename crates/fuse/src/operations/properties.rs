@@ -5,7 +5,7 @@
 //!
 //! The caller: kernels that know id-mapped mounts send no user with such a request, but always the thread
 //! that waits for the answer. Its user is in `/proc`. Where neither is known (a caller in another process
-//! namespace), the promise stays.
+//! namespace, or a thread of the kernel, such as a file server's), the promise stays.
 //!
 //! Neighbours: [`super::xattr`] asks here for names of properties.
 
@@ -61,8 +61,10 @@ fn user_of(thread: u32) -> Option<u32> {
     file_user(&std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?)
 }
 
-/// The last of the four users in a `/proc/PID/status`.
+/// The last of the four users in a `/proc/PID/status`. A thread of the kernel, which has no memory of its own,
+/// is root there, whoever it acts for.
 fn file_user(status: &str) -> Option<u32> {
+    status.lines().find(|line| line.starts_with("VmSize:"))?;
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     users.split_ascii_whitespace().nth(3)?.parse().ok()
 }
@@ -85,10 +87,18 @@ mod tests {
 
     #[test]
     fn the_user_for_files() {
-        let status = "Name:\tx\nUid:\t1000\t1001\t1002\t1003\nGid:\t1\t1\t1\t1\n";
+        let status = "Name:\tx\nUid:\t1000\t1001\t1002\t1003\nGid:\t1\t1\t1\t1\nVmSize:\t 6412 kB\n";
         assert_eq!(file_user(status), Some(1003));
-        assert_eq!(file_user("Uid:\t1"), None);
+        assert_eq!(file_user("Uid:\t1\nVmSize:\t 6412 kB\n"), None);
         assert_eq!(user_of(0), None);
         assert_eq!(user_of(std::process::id()), Some(rustix::process::geteuid().as_raw()));
+    }
+
+    /// The kernel's file server was taken for root, whichever client it acted for, so that everybody took
+    /// `untorn` back over NFS.
+    #[test]
+    fn a_thread_of_the_kernel_is_nobody() {
+        let status = "Name:\tnfsd\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nKthread:\t1\nThreads:\t1\n";
+        assert_eq!(file_user(status), None);
     }
 }
