@@ -31,8 +31,8 @@ use crate::mount_check::check;
 const DEATHS_MAX: usize = 5;
 /// ...within this time is not started again.
 const DEATHS_WITHIN: Duration = Duration::from_secs(60);
-/// How long a new server is tried while the dead one's files are still being closed by the kernel, which waits
-/// for a disk that stalls.
+/// How long a new server is tried while the dead one's files are still being closed by the kernel, which
+/// waits for a disk that stalls.
 const CLOSING: Duration = Duration::from_secs(120);
 /// "In use", as the server reports it.
 const BUSY: u8 = 36;
@@ -175,8 +175,8 @@ mod tests {
         assert_eq!(step(Some(&busy), false, None), Step::PassOn(&busy));
     }
 
-    /// A dead server whose last writes hung in a disk that stalled for more than five seconds kept the volume's
-    /// lock that long, and the volume was given up.
+    /// A dead server whose last writes hung in a disk that stalled for more than five seconds kept the
+    /// volume's lock that long, and the volume was given up.
     #[test]
     fn a_lock_that_outlives_its_server_is_waited_for() {
         let busy = Report::Failed { code: BUSY, message: "busy".into() };

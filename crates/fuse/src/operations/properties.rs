@@ -61,8 +61,8 @@ fn user_of(thread: u32) -> Option<u32> {
     file_user(&std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?)
 }
 
-/// The last of the four users in a `/proc/PID/status`. A thread of the kernel, which has no memory of its own,
-/// is root there, whoever it acts for.
+/// The last of the four users in a `/proc/PID/status`. A thread of the kernel, which has no memory of its
+/// own, is root there, whoever it acts for.
 fn file_user(status: &str) -> Option<u32> {
     status.lines().find(|line| line.starts_with("VmSize:"))?;
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;

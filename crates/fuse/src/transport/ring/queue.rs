@@ -611,8 +611,8 @@ mod tests {
         assert_eq!(kept.count(), ENTRIES as usize);
     }
 
-    /// The same of large reads: the end of the memory was at the end of the reply, which the kernel had yet to
-    /// take in.
+    /// The same of large reads: the end of the memory was at the end of the reply, which the kernel had yet
+    /// to take in.
     #[test]
     fn a_burst_of_large_reads_leaves_no_memory_behind() {
         let count = 3 * ENTRIES;
