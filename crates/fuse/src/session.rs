@@ -209,8 +209,9 @@ impl Session {
         let events = Events::new();
         let server = Server::new(operations, threads - 1, sync_names, patience, events.sender.clone());
         let server = Arc::new(server);
-        // A READ of a page that the kernel keeps may be lost with a killed server whose ring it was on:
-        // whoever waits for the page then waits for ever (seen on Linux 6.18).
+        // A thread that has the kernel drop pages waits there for READs of them, and cannot be killed. If the
+        // server is killed then, the thread keeps the connection open, and nobody answers the READ. An abort
+        // of the connection ends that on `/dev/fuse`, but not on the ring (seen on Linux 6.18).
         let transport = match (options.cache, options.transport) {
             (CacheMode::Auto, Choice::Auto) => Choice::Device,
             (CacheMode::Auto, Choice::Ring) => {
