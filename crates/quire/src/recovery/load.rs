@@ -24,8 +24,8 @@ use quire_tree::{PoolState, Tree, TreeLimits};
 pub struct RecoveryReport {
     /// Records replayed.
     pub records: u64,
-    /// The superblock, A or B, that does not serve, and why: it is damaged, or what it names is. The other one
-    /// serves; this one may be the newer or the older.
+    /// The superblock, A or B, that does not serve, and why: it is damaged, or what it names is. The other
+    /// one serves; this one may be the newer or the older.
     pub fallback: Option<String>,
     /// A superblock whose first copy is not good, though its second one serves, and why.
     pub second_copy: Option<String>,

@@ -222,7 +222,8 @@ mod tests {
     use quire_format::key::Key;
 
     /// A tree of millions of files outgrew the part of the volume that its pool was widened to. The pool then
-    /// grew by what was needed at the moment, few nodes might be dirty, and one checkpoint followed the other.
+    /// grew by what was needed at the moment, few nodes might be dirty, and one checkpoint followed the
+    /// other.
     #[test]
     fn a_tree_that_outgrows_its_part_of_the_volume_keeps_its_room() {
         const BLOCKS: u64 = 256 << 10;

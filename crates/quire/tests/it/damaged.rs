@@ -198,8 +198,8 @@ fn an_unreadable_checkpoint_is_passed_over_like_a_damaged_one() {
     }
 }
 
-/// Where the older superblock alone was bad, a mount said that the newest one was not good. The report does not
-/// say which is newer, but which is bad.
+/// Where the older superblock alone was bad, a mount said that the newest one was not good. The report does
+/// not say which is newer, but which is bad.
 #[test]
 fn the_superblock_that_does_not_serve_is_named() {
     let (device, volume) = new_volume(4096);
