@@ -12,14 +12,20 @@
 //! no way to hand a dead server's mount to a new one. A server that was killed while it closed the volume,
 //! after an unmount, leaves no mount, and none is made: the next mount recovers.
 //!
+//! A killed server does not end while a thread of it waits in the kernel for a page whose READ nobody answers
+//! any more. Neither do the programs that wait for that page. An abort of the connection frees them all.
+//!
 //! If this process is ended, the server goes on unwatched.
 
 use std::collections::VecDeque;
 use std::path::Path;
+use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
 use quire_base::Result;
 use quire_fuse::mount::{self, Unmount};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::process::{self, Report};
 use crate::arguments::Mount;
@@ -34,6 +40,8 @@ const DEATHS_WITHIN: Duration = Duration::from_secs(60);
 /// How long a new server is tried while the dead one's files are still being closed by the kernel, which
 /// waits for a disk that stalls.
 const CLOSING: Duration = Duration::from_secs(120);
+/// How often a server is looked at that has not ended.
+const LOOK_SECONDS: i64 = 1;
 /// "In use", as the server reports it.
 const BUSY: u8 = 36;
 
@@ -79,7 +87,8 @@ fn watch(arguments: &Mount, reported: &mut bool) -> Outcome {
             }
             Step::Nothing => {}
         }
-        let status = child.wait().map_err(ended)?;
+        let source = checked.options.fs_name.as_ref().map_or(checked.volume.as_path(), Path::new);
+        let status = wait(&mut child, &checked.dir, source).map_err(ended)?;
         match status.code() {
             Some(0) => return Ok(()),
             Some(code) => {
@@ -98,7 +107,6 @@ fn watch(arguments: &Mount, reported: &mut bool) -> Outcome {
         if deaths.len() > DEATHS_MAX {
             return Err(Failure::new(32, "the server dies again and again; see its messages".to_owned()));
         }
-        let source = checked.options.fs_name.as_ref().map_or(checked.volume.as_path(), Path::new);
         let had_mounted = matches!(report, Some(Report::Ready { .. }));
         if !clear(&checked.dir, source)? && had_mounted {
             tracing::error!(
@@ -111,6 +119,39 @@ fn watch(arguments: &Mount, reported: &mut bool) -> Outcome {
         // The word was given for the first owner. The next one may have superseded this server.
         options = options.iter().map(|list| without_takeover(list)).collect();
         died = Some(now);
+    }
+}
+
+/// Waits for a server's end, and brings it about if the server was killed and hangs.
+fn wait(server: &mut Child, dir: &Path, source: &Path) -> std::io::Result<ExitStatus> {
+    let Ok(process) = pidfd_open(Pid::from_child(server), PidfdFlags::empty()) else { return server.wait() };
+    let pause = Timespec { tv_sec: LOOK_SECONDS, tv_nsec: 0 };
+    let mut looks = 0;
+    while poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&pause)) == Ok(0) {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.id())).unwrap_or_default();
+        looks = if is_zombie(&stat) { looks + 1 } else { 0 };
+        // A large server takes a moment to go.
+        if looks == 2 {
+            tracing::error!("the killed server of {} does not end; its connection is aborted", dir.display());
+            abort(dir, source);
+        }
+    }
+    server.wait()
+}
+
+/// Whether a process that `/proc/PID/stat` describes has ended, but for threads of it.
+fn is_zombie(stat: &str) -> bool {
+    stat.rsplit_once(") ").is_some_and(|(_name, rest)| rest.starts_with('Z'))
+}
+
+/// Ends all requests of the mount.
+fn abort(dir: &Path, source: &Path) {
+    let mounted = mount::mounted_at(dir).ok().flatten();
+    let ours = mounted.filter(|entry| entry.is_quire() && entry.source == source);
+    if let Some(connection) = ours.and_then(|entry| entry.connection())
+        && let Err(error) = std::fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1")
+    {
+        tracing::error!("aborting connection {connection} failed: {error}");
     }
 }
 
@@ -158,6 +199,17 @@ fn clear(dir: &Path, source: &Path) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// `wait` does not return for a killed server with a thread that the kernel keeps: nobody mounted again,
+    /// and programs waited for pages for ever.
+    #[test]
+    fn a_server_that_was_killed_and_hangs_is_told_from_one_that_runs() {
+        assert!(is_zombie("571 (quire) Z 1 571 571 0 -1"));
+        assert!(is_zombie("571 (a) S (b) Z 1 571 571 0 -1"));
+        assert!(!is_zombie("571 (quire) S 1 571 571 0 -1"));
+        assert!(!is_zombie("571 (a) Z 1 2) S 1 571 571 0 -1"));
+        assert!(!is_zombie(""));
+    }
 
     /// When the first server was killed before it was ready, the second one's report was only logged:
     /// `quire mount`, and mount(8) behind it, waited until the volume was unmounted again.
