@@ -215,21 +215,19 @@ impl Accounting {
         self.reserved.load(Ordering::Acquire)
     }
 
-    /// The emergency reserve, in nodes.
-    pub(crate) fn emergency(&self) -> u64 {
-        self.emergency_of(self.pool_blocks.load(Ordering::Acquire))
-    }
-
-    /// The emergency reserve in a pool of so many blocks.
+    /// The emergency reserve in a pool of so many blocks, in nodes.
     pub(crate) fn emergency_of(&self, pool_blocks: u64) -> u64 {
         (pool_blocks / self.copies / 8).clamp(16, 512)
     }
 
-    /// D if the tree may still grow by `growth` nodes, by the pool alone.
-    fn dirty_by_pool(&self, growth: u64) -> u64 {
+    fn pool_blocks(&self) -> u64 {
+        self.pool_blocks.load(Ordering::Acquire)
+    }
+
+    /// D if the tree may still grow by `growth` nodes, by a pool of so many blocks alone.
+    fn dirty_by_pool(&self, blocks: u64, growth: u64) -> u64 {
         let live =
             self.live().max(self.frozen.load(Ordering::Acquire)).max(self.durable.load(Ordering::Acquire));
-        let blocks = self.pool_blocks.load(Ordering::Acquire);
         let room = blocks.saturating_sub(self.overhead.load(Ordering::Acquire)) / self.copies;
         let kept = self.kept_frozen.load(Ordering::Acquire) + self.kept_live.load(Ordering::Acquire);
         let growth = if self.kept_newest() > 0 { 2 * growth } else { growth };
@@ -238,7 +236,7 @@ impl Accounting {
 
     /// D for ordinary changes as things are.
     pub(crate) fn dirty_max(&self) -> u64 {
-        self.limit.min(self.dirty_by_pool(self.reserved()).saturating_sub(self.emergency()))
+        self.limit.min(self.room(self.pool_blocks(), self.reserved(), Class::Normal))
     }
 
     pub(crate) fn try_reserve(&self, nodes: u64, class: Class) -> Result<NodeReservation<'_>, Short> {
@@ -261,25 +259,27 @@ impl Accounting {
         // Not as credit: it is short.
         std::mem::forget(reservation);
         self.reserved.fetch_sub(nodes, Ordering::AcqRel);
-        Err(if self.is_pool_short(nodes, class) { Short::PoolFull } else { Short::Checkpoint })
+        Err(if self.is_short(self.pool_blocks(), nodes, class) { Short::PoolFull } else { Short::Checkpoint })
     }
 
-    /// Whether only a larger pool makes comfortable room for so many nodes.
-    fn is_pool_short(&self, nodes: u64, class: Class) -> bool {
+    /// Whether only a pool of more than `blocks` makes comfortable room for so many nodes.
+    fn is_short(&self, blocks: u64, nodes: u64, class: Class) -> bool {
         let limit = self.limit.max(nodes);
         let wanted = if class == Class::Normal { nodes.max(COMFORTABLE_NODES.min(limit)) } else { nodes };
-        wanted > self.room(nodes, class)
+        wanted > self.room(blocks, nodes, class)
     }
 
-    /// Whether the pool as it is has room for so many nodes, now or after a checkpoint. Reserves nothing.
-    pub(crate) fn pool_has_room(&self, nodes: u64, class: Class) -> bool {
-        self.fits(self.held() + nodes, nodes, class) || !self.is_pool_short(nodes, class)
+    /// Whether the pool, with `more` blocks, has room for so many nodes, now or after a checkpoint. Reserves
+    /// nothing.
+    pub(crate) fn pool_has_room(&self, more: u64, nodes: u64, class: Class) -> bool {
+        self.fits(self.held() + nodes, nodes, class)
+            || !self.is_short(self.pool_blocks() + more, nodes, class)
     }
 
     /// Whether so many nodes would fit beside those that transactions hold, if nothing else were dirty.
     pub(crate) fn has_room_when_clean(&self, nodes: u64, class: Class) -> bool {
         let reserved = self.held() + nodes;
-        reserved <= self.room(reserved, class).min(self.limit.max(nodes))
+        reserved <= self.room(self.pool_blocks(), reserved, class).min(self.limit.max(nodes))
     }
 
     /// Whether the tree has become smaller since what checkpoints hold of it.
@@ -287,16 +287,16 @@ impl Accounting {
         self.live() < self.frozen.load(Ordering::Acquire).max(self.durable.load(Ordering::Acquire))
     }
 
-    /// What may be dirty by the pool, if the tree may still grow by `growth` nodes.
-    fn room(&self, growth: u64, class: Class) -> u64 {
-        let kept = if class == Class::Normal { self.emergency() } else { 0 };
-        self.dirty_by_pool(growth).saturating_sub(kept)
+    /// What may be dirty by a pool of so many blocks, if the tree may still grow by `growth` nodes.
+    fn room(&self, blocks: u64, growth: u64, class: Class) -> u64 {
+        let kept = if class == Class::Normal { self.emergency_of(blocks) } else { 0 };
+        self.dirty_by_pool(blocks, growth).saturating_sub(kept)
     }
 
     /// Whether so much may be reserved, `nodes` of it by one transaction: that alone may exceed the limit by
     /// memory, but never the room in the pool.
     fn fits(&self, reserved: u64, nodes: u64, class: Class) -> bool {
-        self.dirty() + reserved <= self.room(reserved, class).min(self.limit.max(nodes))
+        self.dirty() + reserved <= self.room(self.pool_blocks(), reserved, class).min(self.limit.max(nodes))
     }
 
     /// Nodes that transactions hold.
@@ -392,7 +392,8 @@ mod tests {
             accounting.set_pool(512 * copies, 10 * copies);
             accounting
         });
-        assert_eq!((one.dirty_max(), one.emergency()), (two.dirty_max(), two.emergency()));
+        assert_eq!(one.dirty_max(), two.dirty_max());
+        assert_eq!(one.emergency_of(512), two.emergency_of(1024));
         two.set_pool(512, 20);
         assert!(two.dirty_max() < one.dirty_max() / 2);
     }

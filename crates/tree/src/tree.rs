@@ -195,10 +195,10 @@ impl Tree {
         reserved
     }
 
-    /// Whether the pool as it is has room for such a reservation, now or after a checkpoint. Reserves
-    /// nothing.
-    pub fn pool_has_room(&self, nodes: usize, class: Class) -> bool {
-        self.accounting.pool_has_room(nodes as u64, class)
+    /// Whether the pool, with `more` blocks, has room for such a reservation, now or after a checkpoint.
+    /// Reserves nothing.
+    pub fn pool_has_room(&self, more: u64, nodes: usize, class: Class) -> bool {
+        self.accounting.pool_has_room(more, nodes as u64, class)
     }
 
     /// Whether such a reservation would fit beside those there are, if nothing were dirty.

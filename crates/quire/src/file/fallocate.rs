@@ -11,7 +11,7 @@ use super::prepared::Plan;
 use super::range_end;
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef};
-use crate::store::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
+use crate::store::transaction::{Cost, Depends, Transaction};
 use quire_alloc::SpaceReservation;
 use quire_base::sync::Arc;
 use quire_base::units::blocks_for;
@@ -324,12 +324,15 @@ impl Engine {
         count: u64,
         funding: &mut SpaceReservation<'a>,
     ) -> Result<u64> {
-        let mut transaction = self.store.begin(Cost::new(1, 128).with_extents(EXTENTS_PER_TRANSACTION))?;
+        let cost = |extents: usize| Cost::new(1, 128).with_extents(extents.max(4));
+        let (mut transaction, extents) = self.store.begin_extents(cost)?;
         let goal = self.allocation_goal(inode, at)?;
+        let count = count.min((extents as u64 / 8).max(1) * u64::from(EXTENT_BLOCKS_MAX));
         let mut runs = self.store.alloc.allocate(quire_alloc::Funding::Reserved(funding), goal, count, 1)?;
         // A fragmented volume may give more runs than one transaction takes.
-        if runs.len() > EXTENTS_PER_TRANSACTION / 4 {
-            let surplus = runs.split_off(EXTENTS_PER_TRANSACTION / 4);
+        let runs_max = (extents / 4).max(1);
+        if runs.len() > runs_max {
+            let surplus = runs.split_off(runs_max);
             funding.merge(self.store.alloc.cancel(&surplus)?);
         }
         let mut pieces = Vec::new();

@@ -117,9 +117,11 @@ impl Store {
         self.metadata_copies() * (self.block_count() / WIDENED_PART + self.tree.stats().nodes)
     }
 
-    /// Whether a transaction that could be smaller may make the pool larger: up to a quarter of the volume.
-    pub(crate) fn may_widen_pool(&self) -> bool {
-        self.tree.stats().pool_blocks + CHUNK_BLOCKS <= self.block_count() / 4
+    /// Blocks by which a transaction that could be smaller may make the pool larger, in whole chunks: up to a
+    /// quarter of the volume.
+    pub(crate) fn pool_may_grow_by(&self) -> u64 {
+        let room = (self.block_count() / 4).saturating_sub(self.tree.stats().pool_blocks);
+        room / CHUNK_BLOCKS * CHUNK_BLOCKS
     }
 
     /// Adds chunks to the pool while it, and not the node cache, bounds how much metadata may be dirty: at

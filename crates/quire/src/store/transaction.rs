@@ -229,8 +229,12 @@ impl Store {
 
     /// Whether the metadata pool as it is has room for such a transaction, perhaps after a checkpoint.
     pub(crate) fn has_room(&self, cost: Cost) -> bool {
+        self.has_room_with(0, cost)
+    }
+
+    fn has_room_with(&self, more: u64, cost: Cost) -> bool {
         let amount = self.amount(cost);
-        self.tree.pool_has_room(amount.nodes, amount.class)
+        self.tree.pool_has_room(more, amount.nodes, amount.class)
     }
 
     /// Reserves for as many extents as there is room for, of those that one transaction changes at most: on a
@@ -238,7 +242,7 @@ impl Store {
     pub(crate) fn begin_extents(&self, cost: impl Fn(usize) -> Cost) -> Result<(Transaction<'_>, usize)> {
         for extents in [EXTENTS_PER_TRANSACTION, EXTENTS_PER_TRANSACTION / 4] {
             // A small volume keeps its space for data: more transactions rather than a larger pool.
-            if !self.has_room(cost(extents)) && !self.may_widen_pool() {
+            if !self.has_room_with(self.pool_may_grow_by(), cost(extents)) {
                 continue;
             }
             match self.begin(cost(extents)) {

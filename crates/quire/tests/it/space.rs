@@ -80,6 +80,38 @@ fn the_pool_grows_with_the_node_cache_up_to_a_part_of_the_volume() {
     assert_eq!(pool_blocks(&volume), widened);
 }
 
+/// A reshaping of a few blocks reserves for many extents. The pool was made larger for that, chunk by chunk,
+/// until the reservation fitted: on a small volume with two copies of its metadata and a snapshot, that took
+/// all space there was, and nothing could be written any more.
+#[test]
+fn a_small_volume_keeps_its_space_for_data() {
+    let blocks = 8192;
+    let device = Arc::new(MemoryBackend::new(blocks));
+    let format = FormatOptions::new().seed(1).journal_bytes(1 << 20).metadata_copies(2);
+    format.format_backend(device.clone()).unwrap();
+    let volume = options().open_backend(device).unwrap();
+    let inode = file(&volume, "f");
+    volume.inodes().write_at(&inode, &[7; 40 << 12], 0, IoFlags::SYNC).unwrap();
+    volume.take_snapshot("s").unwrap();
+    for mode in [
+        FallocateMode::ZeroRange { keep_size: true },
+        FallocateMode::PunchHole,
+        FallocateMode::Allocate,
+        FallocateMode::Insert,
+        FallocateMode::Collapse,
+    ] {
+        volume.inodes().allocate(&inode, mode, 8 << 12, 4 << 12).unwrap();
+        let pool = volume.metrics()["tree_pool_blocks"];
+        assert!(pool <= blocks / 4, "{mode:?}: {pool} blocks of {blocks} are the metadata pool's");
+    }
+    volume.inodes().set_len(&inode, 5000).unwrap();
+    volume.inodes().remove_file(&volume.inodes().root(), b"f").unwrap();
+    drop(inode);
+    volume.drain_orphans();
+    let pool = volume.metrics()["tree_pool_blocks"];
+    assert!(pool <= blocks / 4, "{pool} blocks of {blocks} are the metadata pool's");
+}
+
 /// Zeroing a range zeroed the partial blocks at its edges first and then asked for room for its transaction;
 /// where that failed the edges were lost, though the call had said that there was no space.
 #[test]
