@@ -105,7 +105,7 @@ pub struct Model {
     /// The volume may run out of space: such an error is an answer of all that may take some, and changes
     /// nothing.
     pub may_be_full: bool,
-    /// Writes of data may fail: so may what waits for them, and changes nothing.
+    /// Writes of data may fail: so may all but what only looks, and changes nothing.
     pub may_fail: bool,
 }
 
@@ -176,7 +176,7 @@ impl Model {
     pub fn apply(&mut self, id: OpId, operation: &Operation, outcome: &Outcome) -> Result<(), String> {
         let excused = match outcome {
             Outcome::Error(ErrorKind::NoSpace) => self.may_be_full && self.may_take_space(operation),
-            Outcome::Error(ErrorKind::Io) => self.may_fail,
+            Outcome::Error(ErrorKind::Io) => self.may_fail && operation.may_meet_failed_write(),
             Outcome::Error(ErrorKind::TooLarge) => match operation {
                 Operation::Group { writes, .. } => self.group_bytes(writes) > GROUP_BYTES_SURE,
                 _ => false,
@@ -730,6 +730,31 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Where some writes failed, every operation was excused that failed with the device's error, also one
+    /// that only looks.
+    #[test]
+    fn failing_writes_leave_looks_alone() {
+        let mut model = Model::new(true);
+        model.may_fail = true;
+        let (file, name) = (2, Name(0));
+        let create = Operation::Create { directory: ROOT, name, kind: FileType::Regular, mode: 0o600 };
+        model.apply(OpId(0), &create, &Outcome::Inode(file)).unwrap();
+        let failed = Outcome::Error(ErrorKind::Io);
+        let read = |flags| Operation::Read { inode: file, offset: 0, length: 10, flags };
+        for operation in [read(IoFlags::DIRECT), Operation::Sync, Operation::TakeSnapshot { name: 0 }] {
+            assert_eq!(model.apply(OpId(1), &operation, &failed), Ok(()), "{operation:?}");
+        }
+        for operation in [
+            read(IoFlags::empty()),
+            Operation::Lookup { directory: ROOT, name },
+            Operation::ReadDirectory { directory: ROOT },
+            Operation::Attributes { inode: file },
+            Operation::Forget { inode: file },
+        ] {
+            assert!(model.apply(OpId(2), &operation, &failed).is_err(), "{operation:?}");
+        }
+    }
 
     /// A full volume was excused whatever it refused, also what would have made room.
     #[test]

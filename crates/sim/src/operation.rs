@@ -365,6 +365,20 @@ impl Operation {
         )
     }
 
+    /// Whether a write of data that fails may make it fail. What only looks writes nothing, but that a read
+    /// past the cache writes back first.
+    pub fn may_meet_failed_write(&self) -> bool {
+        match self {
+            Operation::Read { flags, .. } => flags.contains(IoFlags::DIRECT),
+            Operation::Forget { .. }
+            | Operation::Lookup { .. }
+            | Operation::ReadDirectory { .. }
+            | Operation::Attributes { .. }
+            | Operation::ReadSnapshot { .. } => false,
+            _ => true,
+        }
+    }
+
     /// Whether it makes things durable before it returns.
     pub fn is_force(&self) -> bool {
         match self {
