@@ -44,6 +44,8 @@ counters! {
     configurations = "configurations",
     /// Runs that ended early: more went on at once than can be judged.
     undecided = "runs too wide to be judged",
+    /// Untorn units whose values had too many orders to be judged.
+    undecided_units = "units too wide to be judged",
     /// The journal had begun again at its start.
     journal_wrapped = "journal wrapped",
     /// A checkpoint was being written.
@@ -82,6 +84,10 @@ counters! {
     in_taking = "crash while a snapshot is taken",
     /// Snapshots that could be opened, in all images.
     snapshots_judged = "snapshots of crash images",
+    /// A write of data had failed behind a group.
+    groups_beside_failures = "groups before failed writes",
+    /// A write of data had failed behind the taking of a snapshot.
+    snapshots_beside_failures = "snapshots before failed writes",
     /// A snapshot was half deleted in the image.
     in_deletion = "half a deletion of a snapshot",
     /// Volumes that were rolled back between two levels.
@@ -154,6 +160,8 @@ pub struct Moments {
     failures: Vec<usize>,
     /// Calls that take a snapshot.
     takings: Vec<(usize, usize)>,
+    /// When the first group of all returned.
+    group_from: usize,
     /// From the calls that delete a snapshot on, for some time.
     deletions: Vec<(usize, usize)>,
     opened: usize,
@@ -173,6 +181,7 @@ impl Moments {
             forces: Vec::new(),
             failures: Vec::new(),
             takings: Vec::new(),
+            group_from: usize::MAX,
             deletions: Vec::new(),
             opened: worked.opened,
             events: worked.ended,
@@ -185,6 +194,7 @@ impl Moments {
             for record in records.iter().filter(|record| record.succeeded()) {
                 match record.operation {
                     Operation::TakeSnapshot { .. } => moments.takings.push(record.events),
+                    Operation::Group { .. } => moments.group_from = moments.group_from.min(record.events.1),
                     Operation::DeleteSnapshot { .. } => {
                         let (from, to) = record.events;
                         moments.deletions.push((from, (to + AFTER_DELETION).min(worked.ended)));
@@ -340,6 +350,10 @@ impl Moments {
         coverage.deep += u64::from(level >= 1);
         coverage.very_deep += u64::from(level >= 3);
         coverage.in_taking += u64::from(within(&self.takings) > 0);
+        let failed_behind = |from: usize| self.failures.iter().any(|failure| (from..event).contains(failure));
+        let taken_from = self.takings.iter().map(|(_, to)| *to).min().unwrap_or(usize::MAX);
+        coverage.groups_beside_failures += u64::from(failed_behind(self.group_from));
+        coverage.snapshots_beside_failures += u64::from(failed_behind(taken_from));
         coverage.unsafe_writes += u64::from(unsafe_writes > 0);
     }
 }

@@ -75,6 +75,8 @@ pub struct Profile {
     pub file_bytes: u64,
     /// Freed blocks are discarded.
     pub discard: bool,
+    /// What discarded blocks read as, over and over; `None`: zeros.
+    pub discarded: Option<u8>,
     /// Some writes of data fail.
     pub faults: bool,
     /// Groups of more bytes of blocks go to fresh blocks, though a record would take them.
@@ -121,7 +123,8 @@ impl Profile {
             },
             file_bytes,
             discard: random.one_in(2),
-            faults: random.one_in(8) && style != Style::Atomic,
+            discarded: (seed % 2 == 1).then_some(crate::run::FOREIGN),
+            faults: random.one_in(8),
             group_record_bytes: match random.below(4) {
                 0 => Some(0),
                 1 => Some(32 << 10),
@@ -141,8 +144,6 @@ impl Profile {
     /// Whether an operation is to be one of groups or units.
     fn is_atomic(&self, random: &mut Random) -> bool {
         match self.style {
-            // A home that cannot be written ends all changes.
-            _ if self.faults => false,
             Style::Atomic => random.one_in(2),
             Style::Mixed | Style::Full => random.one_in(8),
             Style::Snapshots => random.one_in(4),
@@ -271,9 +272,7 @@ impl World {
 
     /// Drawn apart, so that what the other steps do does not depend on it.
     fn snapshot_operation(&self, step: Step, profile: &Profile) -> Option<Operation> {
-        // What a snapshot shares is journaled when it is overwritten: a home that cannot be written ends all
-        // changes.
-        if profile.snapshots_one_in == 0 || profile.faults {
+        if profile.snapshots_one_in == 0 {
             return None;
         }
         let random = &mut Random::seeded(step.0 ^ 0x54a9_5407);

@@ -55,11 +55,16 @@ impl fmt::Debug for Kept {
 impl Kept {
     /// The first thing in which two differ.
     pub fn difference(&self, other: &Kept) -> Option<String> {
+        self.difference_beside(other, &BTreeSet::new())
+    }
+
+    /// As [`Kept::difference`]; the contents of `vague` files may differ.
+    pub fn difference_beside(&self, other: &Kept, vague: &BTreeSet<u64>) -> Option<String> {
         if self.name != other.name {
             return Some(format!("the name {:?} against {:?}", self.name, other.name));
         }
         let (one, two) = (&self.inodes, &other.inodes);
-        difference_of_names(one, two).or_else(|| difference_of_contents(one, two))
+        difference_of_names(one, two).or_else(|| difference_of_contents(one, two, vague))
     }
 }
 
@@ -141,7 +146,8 @@ impl State {
     /// The first thing in which two states differ, their snapshots included; free space apart, and how far
     /// deletions are.
     pub fn difference(&self, other: &State) -> Option<String> {
-        self.difference_of_names(other).or_else(|| difference_of_contents(&self.inodes, &other.inodes))
+        let contents = || difference_of_contents(&self.inodes, &other.inodes, &BTreeSet::new());
+        self.difference_of_names(other).or_else(contents)
     }
 
     /// The first difference in names, attributes and sizes, and in snapshots.
@@ -192,9 +198,9 @@ fn difference_of_names(these: &Inodes, others: &Inodes) -> Option<String> {
     None
 }
 
-/// The first byte in which files differ that both have.
-fn difference_of_contents(these: &Inodes, others: &Inodes) -> Option<String> {
-    for (number, one) in these {
+/// The first byte in which files differ that both have, without the `vague` ones.
+fn difference_of_contents(these: &Inodes, others: &Inodes, vague: &BTreeSet<u64>) -> Option<String> {
+    for (number, one) in these.iter().filter(|(number, _)| !vague.contains(number)) {
         let two = others.get(number)?;
         if let Some(at) = one.contents.iter().zip(two.contents.iter()).position(|(a, b)| a != b) {
             return Some(format!(

@@ -297,6 +297,7 @@ impl Level<'_> {
                 return Ok(None);
             }
         }
+        self.outcome.coverage.undecided_units += oracle.undecided_units();
         Ok(next)
     }
 

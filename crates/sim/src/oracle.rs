@@ -36,7 +36,7 @@ use crate::operation::{Many, OpId, Operation, Outcome, Record, Shape, snapshot_t
 use crate::units;
 use quire::FileType;
 use quire::inodes::IoFlags;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Which data a force makes durable.
@@ -96,6 +96,7 @@ pub struct Oracle<'a> {
     units: BTreeMap<u64, Vec<(Place, &'a Record)>>,
     /// By number, what snapshots held when they were first judged.
     kept: RefCell<BTreeMap<u32, Kept>>,
+    undecided_units: Cell<u64>,
 }
 
 impl<'a> Oracle<'a> {
@@ -116,6 +117,7 @@ impl<'a> Oracle<'a> {
             emptied: BTreeMap::new(),
             units: BTreeMap::new(),
             kept: RefCell::new(base.kept.clone()),
+            undecided_units: Cell::new(0),
         };
         for record in threads.iter().flatten() {
             for (scope, inode, _) in forced(record).into_iter().chain(begun(record)) {
@@ -237,12 +239,19 @@ impl<'a> Oracle<'a> {
     }
 
     /// A snapshot holds what it held when it was first judged, or a configuration of the time of its taking.
+    /// What a write has left there that failed before, another crash may show otherwise.
     fn judge_kept(&self, number: u32, kept: &Kept) -> Result<(), String> {
-        if let Some(known) = self.kept.borrow().get(&number) {
-            return known.difference(kept).map_or(Ok(()), |what| Err(format!("it has changed: {what}")));
-        }
         let mut all = self.threads.iter().flatten().rev();
         let taken = all.find(|record| record.outcome == Outcome::Taken(number));
+        let vague = taken.map(|taken| self.failed_before(taken)).unwrap_or_default();
+        if let Some(known) = self.kept.borrow().get(&number) {
+            if let Some(what) = known.difference_beside(kept, &vague) {
+                return Err(format!("it has changed: {what}"));
+            }
+            if vague.is_empty() {
+                return Ok(());
+            }
+        }
         let taken = taken.ok_or("nobody took it")?;
         if taken.operation != (Operation::TakeSnapshot { name: kept.name[1..].parse().unwrap_or(u8::MAX) }) {
             return Err(format!("{:?} is not its name", kept.name));
@@ -250,6 +259,14 @@ impl<'a> Oracle<'a> {
         self.judge_taken(taken, kept)?;
         self.kept.borrow_mut().insert(number, kept.clone());
         Ok(())
+    }
+
+    /// Files that an operation may have changed in part which failed and had been called before `taken`
+    /// returned.
+    fn failed_before(&self, taken: &Record) -> BTreeSet<u64> {
+        let is_before = |record: &&Record| record.ticks.0 < taken.ticks.1;
+        let failed = self.failed.iter().filter(|(_, failed)| failed.iter().any(is_before));
+        failed.map(|(inode, _)| *inode).collect()
     }
 
     fn judge_taken(&self, taken: &Record, kept: &Kept) -> Result<(), String> {
@@ -280,6 +297,11 @@ impl<'a> Oracle<'a> {
         }
         let reasons: Vec<String> = reasons.into_iter().take(4).collect();
         Err(format!("taken by {:?} between {returned:?} and {called:?}: {}", taken.id, reasons.join("; ")))
+    }
+
+    /// Units of untorn files that had too many orders to be judged, so far.
+    pub fn undecided_units(&self) -> u64 {
+        self.undecided_units.get()
     }
 
     /// Judges what a crash after the first `event` events left.
@@ -509,7 +531,9 @@ impl<'a> Oracle<'a> {
                 || (question.is_durable)(change)
                 || set.iter().any(|set| change.record.is_before(set))
         };
-        units::judge(&changes, unit, below, question.base, found, &is_certain)
+        let undecided = units::judge(&changes, unit, below, question.base, found, &is_certain)?;
+        self.undecided_units.set(self.undecided_units.get() + undecided);
+        Ok(())
     }
 
     /// Whether a force of the inode's data was under way, or has failed: its record may be there without its

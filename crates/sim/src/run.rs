@@ -49,10 +49,13 @@ pub struct Worked {
     pub server_losses: u32,
 }
 
+/// What nobody has written.
+pub const FOREIGN: u8 = 0xF7;
+
 /// A device that has held something else: what is shown without having been written is seen.
 fn used_device(blocks: u64) -> SimulatedBackend {
     let mut image = Image::new(blocks);
-    let foreign = Arc::new([0xF7; quire_base::BLOCK_SIZE]);
+    let foreign = Arc::new([FOREIGN; quire_base::BLOCK_SIZE]);
     (0..blocks).for_each(|at| image.set(quire_base::BlockNo(at), Some(foreign.clone())));
     SimulatedBackend::from_image(image)
 }
@@ -118,6 +121,7 @@ impl Bench {
         threads: bool,
         first_op: u64,
     ) -> Result<Bench, String> {
+        device.set_discard_pattern(profile.discarded);
         let clock = Clock::simulated(Timestamp(2_000_000_000));
         let options = options(profile, threads, clock.clone());
         let volume = options.open_backend(backend.clone()).map_err(|error| format!("opening: {error}"))?;

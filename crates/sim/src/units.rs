@@ -6,7 +6,7 @@
 //! part is seen as well.
 //!
 //! With one thread the values are those after each of its changes; with several, the sets and orders are
-//! searched breadth first. A search that would be too wide says nothing.
+//! searched. A search that would be too wide says nothing, and is counted.
 //!
 //! Neighbours: [`crate::oracle`] asks, and says what is certain; [`crate::data`] judges each byte by itself.
 
@@ -22,6 +22,7 @@ const SECTOR: u64 = 512;
 type Origin = Option<usize>;
 
 /// Judges each unit of a file that ends below `below`: `changes` (no shifts) are those that may be there.
+/// Gives the number of units that could not be judged.
 pub fn judge(
     changes: &[&Change<'_>],
     unit: u64,
@@ -29,19 +30,20 @@ pub fn judge(
     base: &[u8],
     found: &[u8],
     is_certain: &dyn Fn(&Change<'_>, u64, u64) -> bool,
-) -> Result<(), String> {
-    let mut start = 0;
+) -> Result<u64, String> {
+    let (mut start, mut undecided) = (0, 0);
     while start < found.len() as u64 && start + unit <= below {
         let end = start + unit;
         let touching: Vec<&Change<'_>> =
             changes.iter().copied().filter(|change| change.start < end && start < change.end).collect();
         if !touching.is_empty() {
             let certain = touching.iter().map(|change| is_certain(change, start, end)).collect();
-            Unit { start, end, changes: touching, certain, base, found }.judge()?;
+            let unit = Unit { start, end, changes: touching, certain, base, found };
+            undecided += u64::from(!unit.judge()?);
         }
         start = end;
     }
-    Ok(())
+    Ok(undecided)
 }
 
 struct Unit<'a> {
@@ -63,7 +65,8 @@ struct Atom {
 }
 
 impl Unit<'_> {
-    fn judge(&self) -> Result<(), String> {
+    /// Whether it could be judged.
+    fn judge(&self) -> Result<bool, String> {
         let atoms = self.atoms();
         let count = self.changes.len();
         let mut origins: Vec<Origin> = vec![None; atoms.len()];
@@ -74,20 +77,21 @@ impl Unit<'_> {
         };
         // In the order of the calls: with one thread, all there is.
         if is_value(&done, &origins) {
-            return Ok(());
+            return Ok(true);
         }
         for number in 0..count {
             self.apply(number, &atoms, &mut origins);
             done[number] = true;
             if is_value(&done, &origins) {
-                return Ok(());
+                return Ok(true);
             }
         }
         let is_total = self.changes.windows(2).all(|pair| pair[0].is_before(pair[1]) || same(pair));
-        if !is_total && self.search(&atoms, &is_value) {
-            return Ok(());
+        match if is_total { Some(false) } else { self.search(&atoms, &is_value) } {
+            Some(true) => Ok(true),
+            Some(false) => Err(self.describe(&atoms)),
+            None => Ok(false),
         }
-        Err(self.describe(&atoms))
     }
 
     fn apply(&self, number: usize, atoms: &[Atom], origins: &mut [Origin]) {
@@ -98,14 +102,14 @@ impl Unit<'_> {
         }
     }
 
-    /// Whether some order gives what was found; also if there are too many to tell.
-    fn search(&self, atoms: &[Atom], is_value: &dyn Fn(&[bool], &[Origin]) -> bool) -> bool {
+    /// Whether some order gives what was found; `None` if there are too many to tell.
+    fn search(&self, atoms: &[Atom], is_value: &dyn Fn(&[bool], &[Origin]) -> bool) -> Option<bool> {
         let count = self.changes.len();
         let mut open = vec![(vec![false; count], vec![None; atoms.len()])];
         let mut met: HashSet<(Vec<bool>, Vec<Origin>)> = open.iter().cloned().collect();
         while let Some((done, origins)) = open.pop() {
             if is_value(&done, &origins) {
-                return true;
+                return Some(true);
             }
             for number in (0..count).filter(|number| !done[*number]) {
                 let waits = (0..count).any(|other| {
@@ -126,10 +130,10 @@ impl Unit<'_> {
                 }
             }
             if met.len() > STATES_MAX {
-                return true;
+                return None;
             }
         }
-        false
+        Some(false)
     }
 
     fn atoms(&self) -> Vec<Atom> {
@@ -196,4 +200,41 @@ impl Unit<'_> {
 /// Changes of one group.
 fn same(pair: &[&Change<'_>]) -> bool {
     pair[0].record.id == pair[1].record.id
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operation::{OpId, Operation, Outcome, Record};
+    use quire::inodes::IoFlags;
+
+    /// A search that gave up counted as one that had found the value right.
+    #[test]
+    fn what_is_too_wide_is_told() {
+        let unit = 16 * SECTOR;
+        let write = |at: u64| Record {
+            id: OpId(at),
+            operation: Operation::Write {
+                inode: 2,
+                offset: at * SECTOR,
+                length: SECTOR,
+                flags: IoFlags::empty(),
+            },
+            outcome: Outcome::Written { at: at * SECTOR, count: SECTOR },
+            ticks: (at, 100 + at),
+            events: (0, 0),
+        };
+        let records: Vec<Record> = (0..16).map(write).collect();
+        let base = vec![0; unit as usize];
+        let nobodys = vec![0xF7; unit as usize];
+        let judged = |count: usize, found: &[u8]| {
+            let all = records[..count].iter().enumerate();
+            let changes: Vec<Change<'_>> =
+                all.flat_map(|(at, record)| crate::data::changes(record, (at, 0), 2)).collect();
+            judge(&changes.iter().collect::<Vec<_>>(), unit, unit, &base, found, &|_, _, _| false)
+        };
+        assert_eq!(judged(4, &base), Ok(0));
+        assert!(judged(4, &nobodys).is_err());
+        assert_eq!(judged(16, &nobodys), Ok(1));
+    }
 }
