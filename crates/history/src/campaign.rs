@@ -7,6 +7,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+/// One history of so many may have too many possibilities to decide.
+const UNDECIDED_ONE_IN: u64 = 20;
+
 /// What a run had.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
@@ -53,6 +56,13 @@ pub struct Outcome {
     pub tally: Tally,
     /// The lowest seed that found something, and its report.
     pub found: Option<(u64, String)>,
+}
+
+impl Outcome {
+    /// Whether so many histories could be decided that finding nothing says something: all but a twentieth.
+    pub fn is_decided(&self) -> bool {
+        self.tally.undecided * UNDECIDED_ONE_IN <= self.tally.histories
+    }
 }
 
 impl Campaign {

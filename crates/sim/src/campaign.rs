@@ -11,6 +11,9 @@ use quire_base::simulation::mistakes::Mistake;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// One of so many may be too wide to be judged.
+const UNDECIDED_ONE_IN: u64 = 20;
+
 /// What came of many runs.
 #[derive(Debug, Default)]
 pub struct Campaign {
@@ -20,6 +23,16 @@ pub struct Campaign {
     pub runs: u64,
     /// The first violation, with the run that showed it.
     pub found: Option<(Settings, Violation)>,
+}
+
+impl Campaign {
+    /// Whether so much could be judged that finding nothing says something: all but a twentieth of the runs,
+    /// and of the units of untorn files no more than one in twenty images.
+    pub fn is_decided(&self) -> bool {
+        let reached = &self.coverage;
+        reached.undecided * UNDECIDED_ONE_IN <= self.runs
+            && reached.undecided_units * UNDECIDED_ONE_IN <= reached.images
+    }
 }
 
 /// Does the runs that `list` gives, `jobs` at a time. `tick` is called after each; if it gives false, no more
