@@ -80,7 +80,7 @@ struct Run {
     open: BTreeMap<u64, InodeRef>,
     /// An operation ran out of space half done: nothing more can be said.
     over: bool,
-    /// The volume has been without room, so that it may fail where it promises nothing.
+    /// The volume has been without room since it was opened, so that it may fail where it promises nothing.
     was_full: bool,
 }
 
@@ -122,7 +122,8 @@ impl Run {
         }
         if let Some(error) = self.volume().failure() {
             // What a full volume leaves half done ends it; the next mount goes on.
-            assert!(self.was_full, "the volume shut down: {error}");
+            let is_full = error.kind() == ErrorKind::NoSpace;
+            assert!(self.was_full && is_full, "the volume shut down: {error}");
             self.over = true;
             return;
         }
@@ -134,19 +135,26 @@ impl Run {
     fn agree<T, U>(&mut self, what: &Operation, found: &Result<T>, said: &Outcome<U>) -> bool {
         match (found, said) {
             (Ok(_), Ok(_)) => true,
-            (Err(error), Ok(_)) if error.kind() == ErrorKind::NoSpace => {
-                self.was_full = true;
-                false
-            }
             (Err(error), Err(kind)) if error.kind() == *kind => false,
             // Room is looked for before some other things are.
-            (Err(error), Err(_)) if error.kind() == ErrorKind::NoSpace => {
+            (Err(error), _) if error.kind() == ErrorKind::NoSpace && self.may_take_space(what) => {
                 self.was_full = true;
                 false
             }
             (Ok(_), Err(kind)) => panic!("{what:?} succeeded instead of {kind:?}"),
             (Err(error), Ok(_)) => panic!("{what:?}: {error}"),
             (Err(error), Err(kind)) => panic!("{what:?} instead of {kind:?}: {error}"),
+        }
+    }
+
+    /// Whether a full volume may refuse it.
+    fn may_take_space(&self, operation: &Operation) -> bool {
+        match operation {
+            Operation::Truncate { file, size } => {
+                self.file(*file).is_some_and(|file| size.get() > self.model.get(file).data.len())
+            }
+            Operation::Unlink { .. } | Operation::RemoveDirectory { .. } | Operation::Look { .. } => false,
+            _ => true,
         }
     }
 
@@ -368,6 +376,7 @@ impl Run {
                     let written = found.expect("they agree");
                     self.written(operation, written, bytes.len());
                     self.model.write(file, offset, &bytes[..written]);
+                    return Some(self.made_by_write(file, offset, written, io(*flags)));
                 }
             }
             Operation::Append { file, len, fill, flags } => {
@@ -383,6 +392,7 @@ impl Run {
                     assert!(at == size as u64 || bytes.is_empty(), "an append at {at} of {size} bytes");
                     self.written(operation, written, bytes.len());
                     self.model.write(file, size, &bytes[..written]);
+                    return Some(self.made_by_write(file, size, written, io(*flags)));
                 }
             }
             Operation::Read { file, offset, len, direct } => {
@@ -414,6 +424,15 @@ impl Run {
             _ => unreachable!("the caller chose"),
         }
         Some(Made::default())
+    }
+
+    /// What a write made durable: one that is synchronous, itself. Only where that is all of the file, more
+    /// is known than of single sectors.
+    fn made_by_write(&self, file: u64, offset: usize, written: usize, flags: IoFlags) -> Made {
+        let is_forced = flags.intersects(IoFlags::SYNC | IoFlags::DATASYNC);
+        let is_all = offset == 0 && written > 0 && written == self.model.get(file).data.len();
+        let forced = (is_forced && is_all).then_some((file, flags.contains(IoFlags::SYNC)));
+        Made { file: forced, ..Made::default() }
     }
 
     /// A short count is what a volume without room gives.
@@ -541,6 +560,7 @@ impl Run {
     fn reopen(&mut self, image: Image) {
         self.device = Arc::new(SimulatedBackend::from_image(image));
         self.volume = Some(open(&self.device));
+        self.was_full = false;
     }
 
     fn close(&mut self) {
@@ -671,4 +691,52 @@ impl Run {
 /// Bytes that differ from block to block and from fill to fill.
 fn pattern(fill: u8, len: usize) -> Vec<u8> {
     (0..len).map(|at| fill.wrapping_add((at / 512) as u8) | 1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    const AT: Name = Name { directory: 0, name: 0 };
+
+    /// A run with one file, of so many bytes, written with these flags.
+    fn with_file(bytes: u16, flags: u8) -> Run {
+        let mut run = Run::new();
+        run.step(&Operation::Create { at: AT, kind: 0, mode: 0o600 });
+        let len = Bytes(bytes / 4096 * 2);
+        run.step(&Operation::Write { file: 0, offset: Bytes(0), len, fill: 7, flags });
+        run
+    }
+
+    /// A volume was excused whatever it refused for want of room, also what takes none.
+    #[test]
+    fn room_is_no_excuse_for_what_takes_none() {
+        let mut run = with_file(8192, 3);
+        let full: Result<()> = Err(quire::Error::new(ErrorKind::NoSpace, "no room"));
+        let mut is_excused = |operation: &Operation| {
+            catch_unwind(AssertUnwindSafe(|| run.agree(operation, &full, &Ok::<_, ErrorKind>(())))).is_ok()
+        };
+        let truncate = |size| Operation::Truncate { file: 0, size: Bytes(size) };
+        for takes_none in [Operation::Unlink { at: AT }, Operation::Look { at: AT }, truncate(2), truncate(4)]
+        {
+            assert!(!is_excused(&takes_none), "{takes_none:?}");
+        }
+        for takes_some in [Operation::Unnamed { directory: 0 }, truncate(6)] {
+            assert!(is_excused(&takes_some), "{takes_some:?}");
+        }
+    }
+
+    /// What a synchronous write had written was allowed to be gone after a power cut.
+    #[test]
+    fn a_synchronous_write_of_all_of_a_file_is_there() {
+        for (flags, is_kept) in [(1, true), (2, true), (3, false)] {
+            let run = with_file(8192, flags);
+            let mut without = run.model.clone();
+            let file = run.file(0).expect("it was made");
+            without.edit(file).data = Rc::default();
+            let checked = run.history.check(&without, run.device.event_count());
+            assert_eq!(checked.is_err(), is_kept, "flags {flags}: {checked:?}");
+        }
+    }
 }
