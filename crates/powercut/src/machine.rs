@@ -186,7 +186,8 @@ impl Machine {
         std::fs::write(self.power(), "0").map_err(|error| Failure::trouble("switching off", error))
     }
 
-    /// Unmounts in order. Everything must be durable by then: what was never flushed is lost.
+    /// Unmounts in order. Everything must be durable by then: a write that was never flushed is a broken
+    /// promise.
     pub fn stop(&mut self) -> Outcome {
         mount::unmount(&self.mountpoint(), Unmount::Plain)
             .map_err(|error| Failure::trouble("unmounting in order", error))?;
@@ -195,10 +196,12 @@ impl Machine {
         let deadline = Instant::now() + CLOSE_PATIENCE;
         loop {
             match server.process.try_wait() {
-                Ok(Some(status)) if status.success() && answer.starts_with("closed ") => return Ok(()),
+                Ok(Some(status)) if status.success() && answer == "closed 0" => return Ok(()),
                 Ok(Some(status)) => {
                     let log = self.last_of_log();
-                    return Err(Failure::Broken(format!("an orderly unmount ended with {status}: {log}")));
+                    return Err(Failure::Broken(format!(
+                        "an orderly unmount ended with {status} and {answer:?}, its unflushed writes: {log}"
+                    )));
                 }
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
                 _ => {
