@@ -15,6 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// Work in a row, as a multiple of the longest between two cuts, in which somebody must get on.
+const BARREN_MAX: u32 = 3;
+
 /// One round in so many has its cut during the program's recovery.
 const CUT_IN_RECOVERY: u64 = 6;
 
@@ -94,9 +97,9 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether every promise was kept and nothing stopped the run.
+    /// Whether every promise was kept, of those that there were, and nothing stopped the run.
     pub fn is_good(&self) -> bool {
-        self.failure.is_none() && self.lost == 0
+        self.failure.is_none() && self.lost == 0 && self.acknowledged > 0
     }
 }
 
@@ -137,12 +140,13 @@ fn rounds(
     let mut random = Random::seeded(options.seed);
     machine.start(&mut random)?;
     program.create(machine, &mut random)?;
-    let mut fresh = true;
+    let (mut fresh, mut barren) = (true, Duration::ZERO);
     while report.cuts < options.cuts {
         let mut random = Random::seeded(random.next_u64());
         if stop.load(Ordering::Relaxed) {
             return Err(Failure::Stopped);
         }
+        let mut worked = Duration::ZERO;
         if !fresh && random.one_in(CUT_IN_RECOVERY) {
             program.begin_recovery(machine, &mut random)?;
             wait(Duration::from_millis(random.below(600)), stop);
@@ -153,13 +157,18 @@ fn rounds(
             }
             program.work(machine, &mut random)?;
             let most = options.work_max.as_millis() as u64;
-            wait(Duration::from_millis(20 + random.below(most.max(1))), stop);
+            worked = Duration::from_millis(20 + random.below(most.max(1)));
+            wait(worked, stop);
         }
         fresh = false;
         let cut = machine.cut()?;
         let acknowledged = program.end(machine)?;
         report.cuts += 1;
         report.acknowledged += acknowledged;
+        barren = if acknowledged > 0 { Duration::ZERO } else { barren + worked };
+        if barren > BARREN_MAX * options.work_max {
+            return Err(Failure::Broken(format!("nobody got on in {:.1} s of work", barren.as_secs_f64())));
+        }
         report.fates.lost += cut.lost;
         report.fates.kept += cut.kept;
         report.fates.torn += cut.torn;

@@ -6,7 +6,8 @@ use crate::failure::{Failure, Outcome};
 use rustix::process::{Pid, Signal, WaitOptions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// User and group of the account `name`, if the machine has it.
@@ -29,11 +30,17 @@ pub fn own_folder(path: &Path, identity: Option<(u32, u32)>) -> std::io::Result<
     }
 }
 
-/// Runs a program to its end. Gives its standard output; a program that fails is a broken promise.
+/// How long a program may take that is to end by itself.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Runs a program to its end. Gives its standard output; a program that fails, or does not end, is a broken
+/// promise.
 pub fn run(command: &mut Command) -> Outcome<String> {
-    let output = command
-        .output()
-        .map_err(|error| Failure::trouble(format!("running {:?}", command.get_program()), error))?;
+    run_within(command, PATIENCE)
+}
+
+fn run_within(command: &mut Command, patience: Duration) -> Outcome<String> {
+    let output = output_within(command, patience)?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if output.status.success() {
         return Ok(text);
@@ -41,6 +48,33 @@ pub fn run(command: &mut Command) -> Outcome<String> {
     let words = String::from_utf8_lossy(&output.stderr).into_owned() + &text;
     let words = words.lines().take(12).collect::<Vec<_>>().join(" | ");
     Err(Failure::Broken(format!("{:?}: {}: {words}", command.get_program(), output.status)))
+}
+
+/// What a program said, and how it ended. One that does not end is killed, and a broken promise: what it
+/// waits for is the mount.
+pub fn output(command: &mut Command) -> Outcome<Output> {
+    output_within(command, PATIENCE)
+}
+
+fn output_within(command: &mut Command, patience: Duration) -> Outcome<Output> {
+    let name = format!("{:?}", command.get_program());
+    let trouble = |error: std::io::Error| Failure::trouble(format_args!("running {name}"), error);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().map_err(trouble)?;
+    let id = child.id();
+    let (ended, end) = mpsc::channel();
+    // Whoever hangs in the kernel ends when its mount does: nobody waits for that here.
+    std::thread::spawn(move || ended.send(child.wait_with_output()));
+    match end.recv_timeout(patience) {
+        Ok(output) => output.map_err(trouble),
+        Err(_) => {
+            let family = descendants(id).into_iter().chain([id]);
+            for id in family.filter_map(|id| Pid::from_raw(id as i32)) {
+                let _ = rustix::process::kill_process(id, Signal::KILL);
+            }
+            Err(Failure::Broken(format!("{name} does not end")))
+        }
+    }
 }
 
 /// Asks a server to shut down, and waits for its end. Gives it back if it does not end.
@@ -118,4 +152,20 @@ pub fn last_of(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(8)..].join(" | ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program that hung on its mount hung the harness.
+    #[test]
+    fn a_program_that_does_not_end_is_a_broken_promise() {
+        let mut shell = Command::new("sh");
+        let ended = run_within(shell.args(["-c", "sleep 1000 & wait"]), Duration::from_millis(200));
+        assert!(matches!(ended, Err(Failure::Broken(_))), "{ended:?}");
+        assert_eq!(run(Command::new("echo").arg("word")), Ok("word\n".to_owned()));
+        assert!(matches!(run(&mut Command::new("false")), Err(Failure::Broken(_))));
+        assert!(matches!(run(&mut Command::new("/nowhere")), Err(Failure::Trouble(_))));
+    }
 }

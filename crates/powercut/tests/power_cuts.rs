@@ -3,12 +3,14 @@
 
 use powercut::backend::Honesty;
 use powercut::campaign::{self, Options, Program, Report};
-use powercut::failure::Failure;
+use powercut::failure::{Failure, Outcome};
+use powercut::machine::Machine;
 use powercut::mariadb::{self, MariaDb};
 use powercut::pages::Pages;
 use powercut::postgres::Postgres;
 use powercut::postgres::cluster::Installation;
 use powercut::sqlite::Sqlite;
+use quire_base::random::Random;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -118,6 +120,59 @@ fn mariadb_without_doublewrite_survives_power_cuts_on_untorn_files() {
             assert_good(&cut(&mut MariaDb::new(installation, Pages::Untorn), 3, Honesty::Honest), 3);
         }
         Err(missing) => eprintln!("\n*** SKIPPED {test}: needs {missing} ***\n"),
+    }
+}
+
+/// Gets nothing done.
+struct Idle;
+
+impl Program for Idle {
+    fn name(&self) -> &'static str {
+        "idle"
+    }
+
+    fn volume_bytes(&self) -> u64 {
+        64 << 20
+    }
+
+    fn create(&mut self, _: &Machine, _: &mut Random) -> Outcome {
+        Ok(())
+    }
+
+    fn begin_recovery(&mut self, _: &Machine, _: &mut Random) -> Outcome {
+        Ok(())
+    }
+
+    fn check(&mut self, _: &Machine, _: &mut Random) -> Outcome<Duration> {
+        Ok(Duration::ZERO)
+    }
+
+    fn work(&mut self, _: &Machine, _: &mut Random) -> Outcome {
+        Ok(())
+    }
+
+    fn end(&mut self, _: &Machine) -> Outcome<u64> {
+        Ok(0)
+    }
+
+    fn stop(&mut self, _: &Machine) -> Outcome {
+        Ok(())
+    }
+
+    fn lost(&self) -> u64 {
+        0
+    }
+}
+
+/// A campaign in which every program hung on its mount was a good one: nothing was acknowledged, so nothing
+/// was lost.
+#[test]
+fn a_program_that_gets_nothing_done_is_no_success() {
+    if can_mount("a_program_that_gets_nothing_done_is_no_success") {
+        let few = cut(&mut Idle, 1, Honesty::Honest);
+        assert!(few.failure.is_none() && !few.is_good(), "{few:?}");
+        let text = found_out(cut(&mut Idle, CUTS_MAX, Honesty::Honest));
+        assert!(text.contains("nobody got on"), "{text}");
     }
 }
 

@@ -8,7 +8,7 @@
 use crate::failure::{Failure, Outcome};
 use crate::machine::Machine;
 use crate::pages::Pages;
-use crate::processes::{self, identity_of, kill_family, last_of, own_folder, run};
+use crate::processes::{self, identity_of, kill_family, last_of, output, own_folder, run};
 use quire_base::random::Random;
 use rustix::process::Signal;
 use std::fs::File;
@@ -209,11 +209,8 @@ impl Server {
     pub fn count_torn(&self, machine: &Machine) -> Outcome<(u64, String)> {
         let (mut torn, mut first) = (0, String::new());
         for path in tablespaces(&Server::data(machine))? {
-            let output = Command::new("innochecksum")
-                .arg("--allow-mismatches=1000000000")
-                .arg(&path)
-                .output()
-                .map_err(|error| Failure::trouble("running innochecksum", error))?;
+            let output =
+                output(Command::new("innochecksum").arg("--allow-mismatches=1000000000").arg(&path))?;
             let words = String::from_utf8_lossy(&output.stderr).into_owned();
             let is_buffer = self.pages == Pages::Logged && path.ends_with("ibdata1");
             let is_torn = |line: &&str| {

@@ -13,7 +13,7 @@ use super::connection::Connection;
 use crate::failure::{Failure, Outcome};
 use crate::machine::Machine;
 use crate::pages::Pages;
-use crate::processes::{self, identity_of, kill_family, last_of, own_folder, run};
+use crate::processes::{self, identity_of, kill_family, last_of, output, own_folder, run};
 use quire_base::random::Random;
 use rustix::process::Signal;
 use std::fs::File;
@@ -171,11 +171,7 @@ impl Cluster {
         self.installation.own_folder(&copy.join("pg_wal/archive_status")).map_err(trouble)?;
         run(self.installation.command("pg_resetwal").arg("--force").arg(&copy))?;
         let mut command = self.installation.command("pg_checksums");
-        let output = command
-            .args(["--check", "-D"])
-            .arg(&copy)
-            .output()
-            .map_err(|error| Failure::trouble("running pg_checksums", error))?;
+        let output = output(command.args(["--check", "-D"]).arg(&copy))?;
         std::fs::remove_dir_all(&copy).map_err(trouble)?;
         let words = String::from_utf8_lossy(&output.stderr).into_owned();
         // A file that ends inside a page ends the program, and is a page in part, too.

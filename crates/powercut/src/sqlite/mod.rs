@@ -22,8 +22,10 @@ pub mod writer;
 use crate::campaign::Program;
 use crate::failure::{Failure, Outcome};
 use crate::machine::Machine;
+use crate::processes;
 use quire_base::random::Random;
 use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -175,15 +177,8 @@ impl Program for Sqlite {
 
     fn create(&mut self, machine: &Machine, _random: &mut Random) -> Outcome {
         for mode in MODES {
-            let status = Command::new(&self.executable)
-                .args(["sqlite-create", mode.journal])
-                .arg(mode.database(machine))
-                .stdin(Stdio::null())
-                .status()
-                .map_err(|error| Failure::trouble("making a database", error))?;
-            if !status.success() {
-                return Err(Failure::Broken(format!("making the database {} failed", mode.journal)));
-            }
+            let mut command = Command::new(&self.executable);
+            processes::run(command.args(["sqlite-create", mode.journal]).arg(mode.database(machine)))?;
         }
         Ok(())
     }
@@ -201,10 +196,10 @@ impl Program for Sqlite {
     fn check(&mut self, machine: &Machine, _random: &mut Random) -> Outcome<Duration> {
         let mut longest = Duration::ZERO;
         for (place, mode) in MODES.into_iter().enumerate() {
-            let output = self
-                .checker(machine, mode)?
-                .output()
-                .map_err(|error| Failure::trouble("checking a database", error))?;
+            let output = processes::output(&mut self.checker(machine, mode)?)?;
+            log(machine)?
+                .write_all(&output.stderr)
+                .map_err(|error| Failure::trouble("writing sqlite.log", error))?;
             let report = check::Report::parse(&String::from_utf8_lossy(&output.stdout));
             if !output.status.success() || !report.is_whole {
                 let why = report.broken.unwrap_or_else(|| output.status.to_string());
