@@ -100,7 +100,7 @@ impl Engine {
     pub(crate) fn sync_ahead(self: &Arc<Engine>) -> Result<()> {
         for _ in 0..2 {
             self.sync()?;
-            self.store.checkpoint_gently()?;
+            self.store.checkpoint_now()?;
         }
         Ok(())
     }

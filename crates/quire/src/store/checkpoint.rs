@@ -105,13 +105,6 @@ impl Store {
         self.write_checkpoint(&mut state, 0)
     }
 
-    /// Writes a checkpoint in which little shall be left for the next one, and which nobody waits for but the
-    /// caller.
-    pub(crate) fn checkpoint_gently(&self) -> Result<()> {
-        let mut state = self.checkpoint.lock();
-        self.write_paced(&mut state, 0, Pace::Gentle)
-    }
-
     /// Writes a checkpoint that somebody has asked for ahead of time, if it is still needed. Checkpoints
     /// become rarer with a larger pool, so it widens that first.
     pub(crate) fn background_checkpoint(&self) -> Result<()> {
