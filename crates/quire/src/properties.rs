@@ -8,7 +8,8 @@
 //! of a directory memory has it too before `meta` is free again, of a file before the gate opens.
 //!
 //! A directory's properties are handed to the files and directories that are created in it
-//! ([`crate::namespace::create`]). A file that is renamed or linked keeps its own.
+//! ([`crate::namespace::create`]). A change of them keeps creates out. A file that is renamed or linked keeps
+//! its own.
 //!
 //! The same properties as extended attributes: [`attribute`].
 //!
@@ -19,6 +20,7 @@ pub(crate) mod attribute;
 
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef};
+use crate::namespace::directory::hold_alone;
 use crate::namespace::records::Records;
 use crate::store::transaction::Cost;
 use crate::xattr::XattrFlags;
@@ -67,6 +69,11 @@ impl Engine {
                 inode.kind()
             )));
         }
+        // What is created meanwhile has the old ones, and is there before the change; or it has the new ones.
+        let _alone = match inode.kind() {
+            FileType::Directory => Some(hold_alone(inode)?),
+            _ => None,
+        };
         if !self.put_properties(inode, &update, false)? {
             patience::check("the file to be written back")?;
             self.exclusively(inode, || {

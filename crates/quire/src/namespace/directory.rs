@@ -2,7 +2,7 @@
 //!
 //! Protocol. A thread that changes an entry holds the directory's liveness shared and the bucket of the
 //! entry's name. A thread that removes a directory holds its liveness exclusively, after the liveness and the
-//! bucket of its name in its parent. Directories are entered one after the other, each with all of its
+//! bucket of its name in its parent; so does a thread that changes what a directory hands down. Directories are entered one after the other, each with all of its
 //! buckets, ancestors first: so a thread that holds a bucket of a directory and waits for the liveness of one
 //! below never meets a thread that holds that below and waits for the bucket.
 //!
@@ -107,19 +107,22 @@ pub(crate) fn hold_bucket(directory: &Inode, hash: u64) -> Result<Entered<'_>> {
     Ok(Entered { _buckets: [Some(hold(names, &table[place(table, hash)])?), None], _live: live })
 }
 
+/// The liveness of a directory, exclusively: nobody else changes its entries. It may be removed.
+pub(crate) fn hold_alone(directory: &Inode) -> Result<RwLockWriteGuard<'_, bool>> {
+    let dead = &directory.names()?.dead;
+    if patience::may_wait() {
+        return Ok(dead.write());
+    }
+    dead.try_write().ok_or_else(|| Error::new(ErrorKind::WouldBlock, "the directory is in use"))
+}
+
 /// A directory that is about to be removed: nobody else changes its entries.
 pub(crate) struct Doomed<'a>(RwLockWriteGuard<'a, bool>);
 
 impl<'a> Doomed<'a> {
     /// Holds the liveness exclusively. The caller holds the directory's entry in its parent.
     pub(crate) fn hold(directory: &'a InodeRef) -> Result<Doomed<'a>> {
-        let dead = &directory.names()?.dead;
-        let guard = if patience::may_wait() {
-            dead.write()
-        } else {
-            let used = || Error::new(ErrorKind::WouldBlock, "the directory is in use");
-            dead.try_write().ok_or_else(used)?
-        };
+        let guard = hold_alone(directory)?;
         if *guard {
             return Err(gone(directory));
         }
