@@ -37,7 +37,7 @@ impl Engine {
             match self.changes.try_enter() {
                 Ok(admitted) => return Ok(admitted),
                 Err(NotAdmitted::Refused) => return Err(closing()),
-                // Who takes a snapshot holds the mutex until changes go on, and so does who freezes.
+                // The thread that keeps changes back holds the mutex, or has frozen the volume.
                 Err(NotAdmitted::Held) => {
                     patience::check("the snapshot that is being taken")?;
                     drop(self.not_frozen(what)?);

@@ -2,9 +2,11 @@
 //!
 //! Protocol. A thread that changes an entry holds the directory's liveness shared and the bucket of the
 //! entry's name. A thread that removes a directory holds its liveness exclusively, after the liveness and the
-//! bucket of its name in its parent; so does a thread that changes what a directory hands down. Directories are entered one after the other, each with all of its
-//! buckets, ancestors first: so a thread that holds a bucket of a directory and waits for the liveness of one
-//! below never meets a thread that holds that below and waits for the bucket.
+//! bucket of its name in its parent. A thread that changes the properties, which a directory hands down to
+//! what is created in it, holds the liveness exclusively too, and nothing else. Directories are entered one
+//! after the other, each with all of its buckets, ancestors first: so a thread that holds a bucket of a
+//! directory and waits for the liveness of one below never meets a thread that holds that below and waits for
+//! the bucket.
 //!
 //! A rename changes two entries in one transaction. For as long as it applies it counts itself in the
 //! directory's *moving* word (low half: renames under way, high half: renames done). A look-up without locks

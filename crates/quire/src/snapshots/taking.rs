@@ -31,6 +31,7 @@
 use super::table::{BASE_NAME, SnapshotInfo, table};
 use crate::engine::Engine;
 use crate::freeze::Freezes;
+use crate::store::checkpoint::Pace;
 use crate::store::transaction::{Cost, Depends, Transaction};
 use quire_base::sync::time::Instant;
 use quire_base::sync::{Arc, MutexGuard};
@@ -89,7 +90,7 @@ impl Engine {
         let frees = self.store.frees.whole();
         let transaction = self.store.begin(Cost::new(1 + more.keys, VALUE_MAX + more.bytes))?;
         let mut state = self.store.checkpoint.lock();
-        self.store.write_image(&mut state, 0)?;
+        self.store.write_image(&mut state, 0, Pace::Fast)?;
         let superblock = state.unpublished.clone().expect("it was just written");
         self.store.write_homes_up_to(superblock.sequence)?;
         let kept = self.keep_checkpoint(name, created, superblock, transaction, change);

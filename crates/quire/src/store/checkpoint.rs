@@ -72,7 +72,7 @@ impl CheckpointLock {
 
 /// How a checkpoint is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Pace {
+pub(crate) enum Pace {
     Fast,
     /// With pauses, as long as nobody waits.
     Gentle,
@@ -112,7 +112,9 @@ impl Store {
         let mut state = self.checkpoint.lock();
         // Changes ask again and again while one is being written, and that one is what they need.
         match self.wants_checkpoint(self.journal()?) {
-            true => self.write_paced(&mut state, 0, Pace::Gentle),
+            true => {
+                self.write_image(&mut state, 0, Pace::Gentle).and_then(|()| self.publish_image(&mut state))
+            }
             false => Ok(()),
         }
     }
@@ -140,21 +142,13 @@ impl Store {
     ///
     /// Errors: of the device, if it refuses a home; all others end changes.
     pub(crate) fn write_checkpoint(&self, state: &mut CheckpointState, flags: u32) -> Result<()> {
-        self.write_paced(state, flags, Pace::Fast)
-    }
-
-    fn write_paced(&self, state: &mut CheckpointState, flags: u32, pace: Pace) -> Result<()> {
-        self.write_image_paced(state, flags, pace)?;
+        self.write_image(state, flags, Pace::Fast)?;
         self.publish_image(state)
     }
 
     /// Writes everything of a checkpoint but homes and its superblock, which it keeps, and flushes nothing.
     /// To be followed by [`Store::publish_image`], under the same lock.
-    pub(crate) fn write_image(&self, state: &mut CheckpointState, flags: u32) -> Result<()> {
-        self.write_image_paced(state, flags, Pace::Fast)
-    }
-
-    fn write_image_paced(&self, state: &mut CheckpointState, flags: u32, pace: Pace) -> Result<()> {
+    pub(crate) fn write_image(&self, state: &mut CheckpointState, flags: u32, pace: Pace) -> Result<()> {
         // Only one at a time waits for its homes.
         self.publish_image(state)?;
         let image =

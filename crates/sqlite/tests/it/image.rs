@@ -361,7 +361,7 @@ for length in (505, 512, 513): fails(lambda: named(length).execute("SELECT 1"))
 }
 
 /// The names of a journal and of a log followed the name that a database was opened by, a symbolic link's
-/// too. Who opened the database by its own name missed a hot journal, and two names in WAL mode had two logs
+/// too. A connection by the database's own name missed a hot journal, and two names in WAL mode had two logs
 /// under one index, which corrupted the database.
 #[test]
 fn a_database_has_no_second_name() {
