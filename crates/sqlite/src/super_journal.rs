@@ -1,8 +1,8 @@
 //! Super-journals: each has the names of the journals of a transaction over several databases.
 //!
 //! A transaction over databases in images and others would be no unit. SQLite, when it recovers one of the
-//! databases, looks for the files that the super-journal and the journals name, and takes a name that leads to
-//! nothing for a transaction that has ended. SQLite without the extension finds no file of the other kind.
+//! databases, looks for the files that the super-journal and the journals name, and takes a name that leads
+//! to nothing for a transaction that has ended. SQLite without the extension finds no file of the other kind.
 //!
 //! SQLite writes the names of all journals before it writes a page for the commit. A name of the other kind
 //! fails the write, so SQLite rolls the transaction back.
