@@ -2,8 +2,8 @@
 //!
 //! Completions of the device only count; the last one of a run puts it in a queue, and finisher threads take
 //! it from there, as applying may wait for a transaction. Without background threads a thread that waits for
-//! writeback does it, and whoever starts writeback waits for it: else the next writer of such a block would
-//! wait for a share that nobody gives back. A thread that wrote a run itself always does.
+//! writeback does it, and a thread that starts writeback waits for it: else the next writer of such a block
+//! would wait for a share that nobody gives back. A thread that wrote a run itself always does.
 //!
 //! Order for a run that succeeded: applied, `mapped` set, `writeback` cleared, shares given back, unlisted,
 //! waits ended. For one that failed: `dirty` set (so no look at the file finds the blocks neither dirty nor

@@ -63,7 +63,7 @@ fn output_within(command: &mut Command, patience: Duration) -> Outcome<Output> {
     let child = command.spawn().map_err(trouble)?;
     let id = child.id();
     let (ended, end) = mpsc::channel();
-    // Whoever hangs in the kernel ends when its mount does: nobody waits for that here.
+    // A program that hangs in the kernel ends when its mount does: this thread waits for it, and no other.
     std::thread::spawn(move || ended.send(child.wait_with_output()));
     match end.recv_timeout(patience) {
         Ok(output) => output.map_err(trouble),

@@ -12,7 +12,7 @@
 //! A thaw goes the other way.
 //!
 //! What is on the device then is a state that a power cut could have left, and holds all that had returned
-//! before the freeze. Orphans that wait to be freed are in it: whoever opens the copy frees them.
+//! before the freeze. Orphans that wait to be freed are in it: the engine frees them when the copy is opened.
 //!
 //! Neighbours: [`crate::changes`] keeps operations back, [`quire_device::Device`] writes; closing a volume
 //! thaws it.

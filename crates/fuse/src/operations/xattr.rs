@@ -78,7 +78,7 @@ impl Operations {
 
     /// All names, each ended by a zero byte, or their total size if `room` is zero.
     ///
-    /// Whoever asks gets those of `trusted.`, too. Overlayfs asks with the rights of the user who mounted it,
+    /// Every caller gets those of `trusted.`, too. Overlayfs asks with the rights of the user who mounted it,
     /// in a program's thread, where `/proc` shows only the program's rights. A name that is not listed would
     /// be missing in the copy that overlayfs makes.
     pub fn list_xattr(&self, node: u64, room: u32) -> Result<Sized> {

@@ -112,7 +112,7 @@ impl Store {
     }
 
     /// Blocks of the pool up to which it is widened. What the tree has is on top: a tree that has outgrown
-    /// the part would else leave room for a few dirty nodes, and a checkpoint would follow the other.
+    /// the part would else leave room for a few dirty nodes, and one checkpoint would follow the other.
     pub(crate) fn widened_pool_max(&self) -> u64 {
         self.metadata_copies() * (self.block_count() / WIDENED_PART + self.tree.stats().nodes)
     }

@@ -408,7 +408,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Gives the memory of large replies back that the kernel has taken in.
+    /// Gives the memory of large replies back that the kernel has taken in. It fills an entry only while this
+    /// thread is in it (`DEFER_TASKRUN`), so all that have come back are among the completions by now.
     fn give_back_replies(&mut self) {
         if self.replied.is_empty() || !self.ring.submission().is_empty() {
             return;
