@@ -19,7 +19,7 @@ use crate::backend::{self, Backend, Io, IoClass, IoOp, Segment};
 use crate::flush::{FlushCombiner, Served};
 use crate::latch::ErrorLatch;
 use crate::memory::MemoryBackend;
-use crate::recorded::RecordedBlocks;
+use crate::recorded::{Overlay, RecordedBlocks};
 use crate::stats::{Counters, DeviceStats, Tally};
 use quire_base::admission::Admission;
 use quire_base::sync::Arc;
@@ -136,13 +136,36 @@ impl Device {
         quire_base::patience::assert_may_wait("the device");
         let bytes = segments.iter().map(|segment| segment.len() as u64).sum();
         backend::check_range(&self.name, self.blocks(), "reading", at, bytes)?;
-        let overlay = (class == IoClass::Data).then(|| self.recorded.overlay(at, bytes / BLOCK_SIZE as u64));
-        let outcome = self.backend.read_scattered(class, at, segments);
-        self.shared.ended(class, IoOp::Read, bytes, &outcome);
-        if let (Ok(()), Some(overlay)) = (&outcome, overlay) {
-            overlay.apply(segments);
+        let overlay = match class {
+            IoClass::Data => self.recorded.overlay(at, bytes / BLOCK_SIZE as u64),
+            _ => Overlay::default(),
+        };
+        if !overlay.has_all_of(bytes) {
+            let mut outcome = self.backend.read_scattered(class, at, segments);
+            self.shared.ended(class, IoOp::Read, bytes, &outcome);
+            if outcome.is_err() && !overlay.is_empty() {
+                outcome = self.read_beside(&overlay, class, at, segments);
+            }
+            outcome?;
         }
-        outcome
+        overlay.apply(segments);
+        Ok(())
+    }
+
+    /// Reads the blocks that `overlay` does not have, one by one: what the medium refuses may be one that it has.
+    fn read_beside(&self, overlay: &Overlay, class: IoClass, at: BlockNo, segments: &[Segment]) -> Result<()> {
+        let (mut block, mut byte) = (at, 0);
+        for segment in segments {
+            for start in (0..segment.len()).step_by(BLOCK_SIZE) {
+                if !overlay.has(byte) {
+                    // SAFETY: a part of the segment, which is of whole blocks, for as long as that.
+                    let part = unsafe { Segment::new(segment.ptr().add(start), BLOCK_SIZE) };
+                    self.backend.read_scattered(class, block, &[part])?;
+                }
+                (block, byte) = (BlockNo(block.0 + 1), byte + BLOCK_SIZE);
+            }
+        }
+        Ok(())
     }
 
     /// Writes `buf` (whole blocks) to `at` and returns when it has completed; durable after a flush.
@@ -174,8 +197,13 @@ impl Device {
                 continue;
             }
             if class == IoClass::Data && io.op == IoOp::Read {
-                let blocks = io.bytes() / BLOCK_SIZE as u64;
-                self.recorded.overlay(io.at, blocks).apply_when_done(&mut io);
+                let overlay = self.recorded.overlay(io.at, io.bytes() / BLOCK_SIZE as u64);
+                if overlay.has_all_of(io.bytes()) {
+                    overlay.apply(&io.segments);
+                    (io.done)(Ok(()));
+                    continue;
+                }
+                overlay.apply_when_done(&mut io);
             }
             let (op, bytes, done, shared) = (io.op, io.bytes(), io.done, self.shared.clone());
             let admitted = writes.as_ref().filter(|_| op == IoOp::Write);

@@ -4,9 +4,9 @@
 //! 1. [`RecordedBlocks::record`]: a journal record with the block's content has its `Seq`; whatever orders
 //!    the block's contents (its segment, its writeback bit) is held. A later version takes the place of an
 //!    earlier one.
-//! 2. Reads of class Data see the recorded content: [`crate::Device`] lays it over what the medium gave. The
-//!    versions are picked before the read is submitted, so a home that is written meanwhile takes nothing
-//!    away.
+//! 2. Reads of class Data see the recorded content: [`crate::Device`] lays it over what the medium gave, and
+//!    does not ask the medium where every block is recorded. The versions are picked before the read is
+//!    submitted, so a home that is written meanwhile takes nothing away.
 //! 3. [`RecordedBlocks::write_home`] writes the newest versions home, a bounded batch at a time. It makes the
 //!    records of a batch durable before it writes the batch: a torn home is always repaired by replay. One
 //!    batch is under way at a time, so no block has two writes of homes in flight.
@@ -434,12 +434,28 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-/// Recorded versions for a read, by offset in its bytes.
+/// Recorded versions for a read, by offset in its bytes, which ascends.
+#[derive(Default)]
 pub(crate) struct Overlay {
     contents: Vec<(usize, Content)>,
 }
 
 impl Overlay {
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.contents.is_empty()
+    }
+
+    /// Whether a read of so many bytes needs nothing of the medium.
+    pub(crate) fn has_all_of(&self, bytes: u64) -> bool {
+        (self.contents.len() * BLOCK_SIZE) as u64 == bytes
+    }
+
+    /// Whether there is one for the block at an offset.
+    pub(crate) fn has(&self, at: usize) -> bool {
+        self.contents.binary_search_by_key(&at, |(at, _)| *at).is_ok()
+    }
+
     /// Lays them over what a read gave, while its memory is still the reader's.
     pub fn apply(&self, segments: &[Segment]) {
         for (at, content) in &self.contents {

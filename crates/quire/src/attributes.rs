@@ -11,6 +11,7 @@ use crate::acl::{self, Acl};
 use crate::engine::Engine;
 use crate::inode::InodeRef;
 use crate::metadata::{FileTimes, Metadata};
+use crate::namespace::directory::hold_creates;
 use crate::namespace::records::Records;
 use crate::store::transaction::{Cost, Depends, Transaction};
 use quire_base::sync::Arc;
@@ -158,6 +159,8 @@ impl Engine {
         }
         if set.changes_record() {
             let _change = self.begin_change()?;
+            let handed_down = set.mode.is_some() || set.gid.is_some();
+            let _alone = if handed_down { hold_creates(inode)? } else { None };
             self.change_record(inode, set)?;
         }
         Ok(self.metadata(inode))

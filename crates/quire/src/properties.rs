@@ -20,7 +20,7 @@ pub(crate) mod attribute;
 
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef};
-use crate::namespace::directory::hold_alone;
+use crate::namespace::directory::hold_creates;
 use crate::namespace::records::Records;
 use crate::store::transaction::Cost;
 use crate::xattr::XattrFlags;
@@ -69,11 +69,7 @@ impl Engine {
                 inode.kind()
             )));
         }
-        // What is created meanwhile has the old ones, and is there before the change; or it has the new ones.
-        let _alone = match inode.kind() {
-            FileType::Directory => Some(hold_alone(inode)?),
-            _ => None,
-        };
+        let _alone = hold_creates(inode)?;
         if !self.put_properties(inode, &update, false)? {
             patience::check("the file to be written back")?;
             self.exclusively(inode, || {

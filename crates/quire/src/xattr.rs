@@ -21,6 +21,7 @@ use crate::acl::{self, Acl};
 use crate::attributes::SETGID;
 use crate::engine::Engine;
 use crate::inode::{Inode, InodeRef};
+use crate::namespace::directory::hold_creates;
 use crate::namespace::records::Records;
 use crate::properties::attribute::{self, Property};
 use crate::store::transaction::{Cost, Depends, Transaction};
@@ -286,6 +287,7 @@ impl Engine {
     }
 
     fn change_xattr(self: &Arc<Engine>, inode: &InodeRef, change: XattrChange<'_>) -> Result<()> {
+        let _alone = if change.name == acl::DEFAULT { hold_creates(inode)? } else { None };
         let pieces = match change.value {
             Some(value) => format::encode(change.name, value)?,
             None => Vec::new(),

@@ -2,8 +2,9 @@
 //!
 //! Protocol. A thread that changes an entry holds the directory's liveness shared and the bucket of the
 //! entry's name. A thread that removes a directory holds its liveness exclusively, after the liveness and the
-//! bucket of its name in its parent. A thread that changes the properties, which a directory hands down to
-//! what is created in it, holds the liveness exclusively too, and nothing else. Directories are entered one
+//! bucket of its name in its parent. A thread that changes what a directory hands down to what is created
+//! in it (properties, set-gid and group, default access list) holds the liveness exclusively too, and nothing
+//! else. Directories are entered one
 //! after the other, each with all of its buckets, ancestors first: so a thread that holds a bucket of a
 //! directory and waits for the liveness of one below never meets a thread that holds that below and waits for
 //! the bucket.
@@ -26,6 +27,7 @@ use quire_base::patience;
 use quire_base::sync::atomic::{AtomicU64, Ordering, fence};
 use quire_base::sync::{Mutex, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 use quire_base::{Error, ErrorKind, Result};
+use quire_format::inode::FileType;
 
 /// A living directory whose names of certain hashes are held.
 pub(crate) struct Entered<'a> {
@@ -110,12 +112,18 @@ pub(crate) fn hold_bucket(directory: &Inode, hash: u64) -> Result<Entered<'_>> {
 }
 
 /// The liveness of a directory, exclusively: nobody else changes its entries. It may be removed.
-pub(crate) fn hold_alone(directory: &Inode) -> Result<RwLockWriteGuard<'_, bool>> {
+fn hold_alone(directory: &Inode) -> Result<RwLockWriteGuard<'_, bool>> {
     let dead = &directory.names()?.dead;
     if patience::may_wait() {
         return Ok(dead.write());
     }
     dead.try_write().ok_or_else(|| Error::new(ErrorKind::WouldBlock, "the directory is in use"))
+}
+
+/// Of a directory, whose handed-down attributes the caller changes: what is created meanwhile has the old ones
+/// and is journaled before the change, or has the new ones and is journaled behind it.
+pub(crate) fn hold_creates(inode: &Inode) -> Result<Option<RwLockWriteGuard<'_, bool>>> {
+    (inode.kind == FileType::Directory).then(|| hold_alone(inode)).transpose()
 }
 
 /// A directory that is about to be removed: nobody else changes its entries.

@@ -342,6 +342,34 @@ fn deleting_the_file_frees_a_journal_from_its_homes() {
     options().open_backend(device).unwrap();
 }
 
+/// A bad sector under a home hid what the journal had of it: reads asked the device first, and its error was
+/// theirs.
+#[test]
+fn what_the_journal_has_can_be_read_where_the_device_cannot() {
+    let (device, volume, log) = with_refused_homes();
+    drop(log);
+    volume.close().unwrap_err();
+    device.inject(Fault::on(FaultOp::Read).class(IoClass::Data).times(u64::MAX));
+    let volume = options().read_only(true).open_backend(device.clone()).unwrap();
+    assert!(volume.read("log").unwrap() == [[1; BLOCK], [2; BLOCK]].concat());
+    volume.close().unwrap();
+    // A file of which the device has the rest.
+    device.clear_faults();
+    let volume = options().open_backend(device.clone()).unwrap();
+    let log = volume.inodes().lookup(&volume.inodes().root(), b"log").unwrap();
+    volume.checkpoint().unwrap();
+    volume.checkpoint().unwrap();
+    refuse_data(&device);
+    append(&volume, &log, 3);
+    drop(log);
+    volume.close().unwrap_err();
+    device.clear_faults();
+    // The one read of all three blocks fails, and those of single ones do not.
+    device.inject(Fault::on(FaultOp::Read).class(IoClass::Data));
+    let volume = options().read_only(true).open_backend(device.clone()).unwrap();
+    assert!(volume.read("log").unwrap() == [[1; BLOCK], [2; BLOCK], [3; BLOCK]].concat());
+}
+
 /// A close that cannot write homes says so; a mount that cannot, too, and either loses nothing. A volume that
 /// is opened read-only shows everything.
 #[test]
