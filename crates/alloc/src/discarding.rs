@@ -23,7 +23,7 @@ use crate::allocator::Allocator;
 use crate::reservation::SpaceReservation;
 use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_base::sync::{Condvar, Mutex};
-use quire_base::{BlockNo, Result};
+use quire_base::{BlockNo, ErrorKind, Result};
 use quire_format::extent::{Run, total_blocks};
 use rangemap::RangeSet;
 
@@ -155,6 +155,7 @@ impl Allocator {
                 self.counts.discarded_blocks.add(run.blocks);
                 run.blocks
             }
+            Err(error) if error.kind() == ErrorKind::Unsupported => 0,
             Err(error) => {
                 self.counts.discard_failures.add(1);
                 tracing::warn!(%error, start = run.start.0, blocks = run.blocks, "discard failed");

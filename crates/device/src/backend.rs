@@ -180,8 +180,8 @@ pub trait Backend: Send + Sync {
     fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()>;
     /// Makes every write that completed before this call durable.
     fn flush(&self) -> Result<()>;
-    /// Tells the medium that the blocks hold nothing of value; afterwards they read as anything. A medium
-    /// that cannot discard succeeds.
+    /// Tells the medium that the blocks hold nothing of value; afterwards they read as anything.
+    /// `Unsupported` where the medium does not discard.
     fn discard(&self, at: BlockNo, count: u64) -> Result<()>;
     /// Starts the requests; see the contract for `done`.
     fn submit(&self, class: IoClass, ios: Vec<Io>);

@@ -153,7 +153,13 @@ impl Device {
     }
 
     /// Reads the blocks that `overlay` does not have, one by one: what the medium refuses may be one that it has.
-    fn read_beside(&self, overlay: &Overlay, class: IoClass, at: BlockNo, segments: &[Segment]) -> Result<()> {
+    fn read_beside(
+        &self,
+        overlay: &Overlay,
+        class: IoClass,
+        at: BlockNo,
+        segments: &[Segment],
+    ) -> Result<()> {
         let (mut block, mut byte) = (at, 0);
         for segment in segments {
             for start in (0..segment.len()).step_by(BLOCK_SIZE) {
@@ -263,6 +269,7 @@ impl Device {
     }
 
     /// Tells the medium that the blocks hold nothing of value. They may read as anything afterwards.
+    /// `Unsupported` where the medium does not discard.
     pub fn discard(&self, at: BlockNo, count: u64) -> Result<()> {
         if count == 0 {
             return Ok(());
@@ -271,8 +278,9 @@ impl Device {
         backend::check_range(&self.name, self.blocks(), "discarding", at, bytes)?;
         let _admitted = self.shared.writes.enter();
         self.shared.counters.add(Tally::Discards, 1);
+        self.backend.discard(at, count)?;
         self.shared.counters.add(Tally::DiscardedBlocks, count);
-        self.backend.discard(at, count)
+        Ok(())
     }
 
     /// Keeps writes and discards back from now on, and waits for those under way. False if they are kept

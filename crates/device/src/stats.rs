@@ -70,7 +70,7 @@ pub struct DeviceStats {
     pub flush_errors: u64,
     /// Discards sent to the backend.
     pub discards: u64,
-    /// Blocks they covered.
+    /// Blocks that were discarded.
     pub discarded_blocks: u64,
 }
 

@@ -280,8 +280,9 @@ impl Target {
         self.check_write("discarding")?;
         let bytes = count.saturating_mul(BLOCK_SIZE as u64);
         backend::check_range(&self.name, self.blocks(), "discarding", at, bytes)?;
+        let unsupported = || Error::new(ErrorKind::Unsupported, format!("{} does not discard", self.name));
         if !self.discards.load(Ordering::Relaxed) {
-            return Ok(());
+            return Err(unsupported());
         }
         let outcome = match self.medium {
             Medium::Image => {
@@ -291,10 +292,14 @@ impl Target {
             Medium::BlockDevice => self.device_discard(at.byte_offset(), bytes),
         };
         match outcome {
-            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY | Errno::INVAL) => {
-                self.discards.store(false, Ordering::Relaxed);
-                Ok(())
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY) => {
+                if self.discards.swap(false, Ordering::Relaxed) {
+                    tracing::info!(device = %self.name, "the device does not discard");
+                }
+                Err(unsupported())
             }
+            // What is not aligned as the device wants it.
+            Err(Errno::INVAL) => Err(unsupported()),
             outcome => outcome.map_err(|errno| self.failed("discarding", errno)),
         }
     }

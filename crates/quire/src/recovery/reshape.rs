@@ -184,8 +184,11 @@ impl Plan {
         device.flush()?;
         for run in &self.outdated {
             // A failed discard loses nothing.
-            if let Err(error) = device.discard(run.start, run.blocks) {
-                tracing::warn!(%error, start = run.start.0, blocks = run.blocks, "discard failed");
+            match device.discard(run.start, run.blocks) {
+                Err(error) if error.kind() != ErrorKind::Unsupported => {
+                    tracing::warn!(%error, start = run.start.0, blocks = run.blocks, "discard failed");
+                }
+                _ => {}
             }
         }
         Ok(())

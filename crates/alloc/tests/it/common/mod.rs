@@ -3,7 +3,7 @@
 
 use quire_alloc::{AllocConfig, Allocator, Discard, RegionSource, Run};
 use quire_base::sync::Arc;
-use quire_base::{BlockNo, Error, Result};
+use quire_base::{BlockNo, Error, ErrorKind, Result};
 use quire_format::region::{RegionMap, split_by_region};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -37,7 +37,8 @@ impl RegionSource for Tree {
 #[derive(Default)]
 pub struct Trimmer {
     pub runs: Mutex<Vec<Run>>,
-    pub fail: bool,
+    /// How discards fail.
+    pub fail: Option<ErrorKind>,
     pub during: Option<Box<dyn Fn(Run) + Send + Sync>>,
 }
 
@@ -48,7 +49,7 @@ impl Discard for Trimmer {
         if let Some(during) = &self.during {
             during(run);
         }
-        if self.fail { Err(Error::invalid("no discard today")) } else { Ok(()) }
+        self.fail.map_or(Ok(()), |kind| Err(Error::new(kind, "no discard today")))
     }
 }
 

@@ -137,7 +137,10 @@ impl Session for NbdSession {
     fn submit(&self, request: Request, answered: Answered) {
         let inner = &self.inner;
         match request {
-            Request::Trim { .. } if !inner.export.can_trim => return answered(Ok(None)),
+            Request::Trim { .. } if !inner.export.can_trim => {
+                let error = Error::new(ErrorKind::Unsupported, "the export does not discard");
+                return answered(Err(Failure::Refused(error)));
+            }
             _ => {}
         }
         let buffer = match &request {
