@@ -6,7 +6,7 @@
 //! Reserved blocks can always be allocated: frees that wait for the journal are not promised to anyone.
 
 use crate::allocator::Allocator;
-use quire_base::{Error, ErrorKind, Result};
+use quire_base::{Error, ErrorKind, Result, patience};
 
 /// A promise of blocks.
 #[must_use = "dropping a reservation gives its blocks back"]
@@ -69,7 +69,7 @@ impl Drop for SpaceReservation<'_> {
 }
 
 impl Allocator {
-    /// Promises `blocks`. Does no I/O. Errors with kind `NoSpace`, saying how much is free, promised, and
+    /// Promises `blocks`. Does no I/O, but may wait for that of others where the thread may wait. Errors with kind `NoSpace`, saying how much is free, promised, and
     /// waiting for the journal; in the last case a force and another try may succeed.
     pub fn reserve(&self, blocks: u64) -> Result<SpaceReservation<'_>> {
         self.reserve_between(blocks, blocks)
@@ -78,7 +78,8 @@ impl Allocator {
     /// Promises `want` blocks, or what there is if that is at least `min`.
     pub fn reserve_between(&self, min: u64, want: u64) -> Result<SpaceReservation<'_>> {
         let mut taken = self.credits.take(min, want);
-        if taken.is_err() && self.settle() {
+        // Waits for a batch of homes that is being written.
+        if taken.is_err() && patience::may_wait() && self.settle() {
             taken = self.credits.take(min, want);
         }
         match taken {
