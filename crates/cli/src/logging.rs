@@ -10,10 +10,17 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::{DefaultFields, Format};
+use tracing_subscriber::fmt::{MakeWriter, SubscriberBuilder};
 
 use crate::exit::{Failure, Outcome};
 use crate::mount_options::LogTarget;
+
+/// What all messages have in common. A line that cannot be written is lost, and nobody is told: standard error
+/// may be the same file.
+fn messages() -> SubscriberBuilder<DefaultFields, Format, EnvFilter> {
+    tracing_subscriber::fmt().with_env_filter(filter()).with_target(false).log_internal_errors(false)
+}
 
 fn filter() -> EnvFilter {
     EnvFilter::try_from_env("QUIRE_LOG").unwrap_or_else(|_| EnvFilter::new("info"))
@@ -21,11 +28,7 @@ fn filter() -> EnvFilter {
 
 /// Messages to the terminal.
 pub fn to_terminal() {
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(filter())
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .with_target(false);
+    let subscriber = messages().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
     // A second subscriber (in tests) is refused; the first stays.
     let _ = subscriber.try_init();
 }
@@ -48,13 +51,7 @@ pub fn standard_file(volume: &Path) -> PathBuf {
 pub fn to_target(target: &LogTarget, volume: &Path) -> Outcome {
     let path = match target {
         LogTarget::Syslog => {
-            let subscriber = tracing_subscriber::fmt()
-                .with_env_filter(filter())
-                .with_ansi(false)
-                .with_target(false)
-                .without_time()
-                .with_level(false)
-                .with_writer(Syslog);
+            let subscriber = messages().with_ansi(false).without_time().with_level(false).with_writer(Syslog);
             let _ = subscriber.try_init();
             return Ok(());
         }
@@ -71,11 +68,7 @@ pub fn to_target(target: &LogTarget, volume: &Path) -> Outcome {
         )
     })?;
     let _ = rustix::stdio::dup2_stderr(&file);
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(filter())
-        .with_ansi(false)
-        .with_target(false)
-        .with_writer(LogFile(file));
+    let subscriber = messages().with_ansi(false).with_writer(LogFile(file));
     let _ = subscriber.try_init();
     Ok(())
 }

@@ -31,6 +31,25 @@ fn mounted_in_the_background_and_closed_by_umount() {
     assert!(std::fs::read_to_string(place.path("log")).unwrap().contains("is mounted on"));
 }
 
+/// A server ended with the first message that its log did not take: one full disk of logs, and every mount was
+/// gone. Any user can have it write messages.
+#[test]
+fn a_full_log_ends_no_server() {
+    if !can_mount("a_full_log_ends_no_server") {
+        return;
+    }
+    let place = Place::with_volume();
+    let words = [OsStr::new("mount"), OsStr::new("-o"), OsStr::new("log=/dev/full")];
+    let mounted = quire(&[&words[..], &[place.image().as_os_str(), place.dir().as_os_str()]].concat());
+    expect(&mounted, 0, &[]);
+    let file = place.path("mnt/file");
+    std::fs::write(&file, "kept").unwrap();
+    let refused = rustix::fs::setxattr(&file, "user.quire.untorn", b"bogus", rustix::fs::XattrFlags::empty());
+    assert_eq!(refused, Err(rustix::io::Errno::INVAL));
+    assert_eq!(std::fs::read(&file).unwrap(), b"kept");
+    expect(&place.umount(), 0, &[]);
+}
+
 /// A name that looked like a path was taken for the volume's: umount did not wait until the volume was
 /// closed, a second mount of it waited for half a minute, and a dead server's mount was not cleared away.
 #[test]

@@ -15,7 +15,8 @@ use crate::namespace::directory::hold_creates;
 use crate::namespace::records::Records;
 use crate::store::transaction::{Cost, Depends, Transaction};
 use quire_base::sync::Arc;
-use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, Result, Timestamp};
+use quire_base::sync::atomic::Ordering;
+use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, Result, Timestamp, patience};
 use quire_format::inode::{FileType, INODE_BYTES, InodeRecord, MODE_PERMISSION_MASK, MODE_TYPE_MASK};
 use quire_format::key::Key;
 use quire_format::xattr::{self as xattr_format, PIECE_BYTES_MAX, PIECES_MAX};
@@ -157,6 +158,10 @@ impl Engine {
             // Set-id bits go before what is cut, so that no crash leaves them with what another has made.
             if set.kill_suid_sgid { self.truncate(inode, size) } else { self.resize(inode, size) }?;
         }
+        let mode = inode.mode.load(Ordering::Acquire);
+        if set.kill_suid_sgid && without_privileges(mode) != mode {
+            patience::check("the set-id bits to be gone for good")?;
+        }
         if set.changes_record() {
             let _change = self.begin_change()?;
             let handed_down = set.mode.is_some() || set.gid.is_some();
@@ -182,9 +187,10 @@ impl Engine {
             let mut records = Records::lock(self, &[inode.arc()]);
             let before = records.record(inode);
             let mode = set.mode_of(before);
+            let kills = set.kill_suid_sgid && mode != before.mode & MODE_PERMISSION_MASK;
             let only_kill =
                 *set == SetAttributes { size: set.size, kill_suid_sgid: true, ..SetAttributes::default() };
-            if only_kill && mode == before.mode & MODE_PERMISSION_MASK {
+            if only_kill && !kills {
                 return Ok(());
             }
             let has_attributes = before.xattr_bytes > 0;
@@ -208,8 +214,9 @@ impl Engine {
             record.atime = set.atime.map_or(record.atime, time);
             record.mtime = set.mtime.map_or(record.mtime, time);
             record.ctime = now;
-            records.commit(transaction, Depends::Nothing)?;
-            return Ok(());
+            let seq = records.commit(transaction, Depends::Nothing)?;
+            // As in `clear_privileges`.
+            return if kills { self.store.force(seq) } else { Ok(()) };
         }
     }
 

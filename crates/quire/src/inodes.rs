@@ -49,7 +49,7 @@ pub use crate::file::fsync::Completion;
 pub use crate::group::InodeGroup;
 pub use crate::inode::InodeRef;
 pub use crate::namespace::{Caller, Create, DirectoryEntry};
-pub use crate::xattr::XattrFlags;
+pub use crate::xattr::{CAPABILITIES, XattrFlags};
 pub use quire_base::InodeNo;
 
 /// The inodes of an open volume; from [`Volume::inodes`](crate::Volume::inodes).

@@ -26,11 +26,14 @@ use crate::namespace::records::Records;
 use crate::properties::attribute::{self, Property};
 use crate::store::transaction::{Cost, Depends, Transaction};
 use quire_base::sync::Arc;
-use quire_base::{Context, Error, ErrorKind, InodeNo, Result};
+use quire_base::{Context, Error, ErrorKind, InodeNo, Result, Seq, patience};
 use quire_format::inode::{FileType, INODE_BYTES};
 use quire_format::key::{Key, KeyKind};
 use quire_format::xattr::{self as format, Head, PIECES_MAX};
 use std::ops::ControlFlow;
+
+/// Rights that a program has by its file. They end with a write of the file.
+pub const CAPABILITIES: &[u8] = b"security.capability";
 
 /// An attribute that need not exist.
 pub(crate) fn or_none(value: Result<Vec<u8>>) -> Result<Option<Vec<u8>>> {
@@ -254,7 +257,7 @@ impl Engine {
         let _change = self.begin_change()?;
         let mut change = XattrChange { name, value: Some(value), flags, permissions: None };
         if !acl::is_acl_name(name) {
-            return self.change_xattr(inode, change);
+            return self.change_xattr(inode, change).map(drop);
         }
         let list = Acl::decode(value)?;
         if name == acl::DEFAULT && inode.kind() != FileType::Directory && list.is_some() {
@@ -271,7 +274,7 @@ impl Engine {
                 change.value = None;
             }
         }
-        self.change_xattr(inode, change)
+        self.change_xattr(inode, change).map(drop)
     }
 
     /// Removes an attribute. Kinds: `NoAttribute`, and those of [`Engine::set_xattr`] for the name.
@@ -283,10 +286,19 @@ impl Engine {
             return self.set_property(inode, property, None, flags);
         }
         let _change = self.begin_change()?;
-        self.change_xattr(inode, XattrChange { name, value: None, flags, permissions: None })
+        if name == CAPABILITIES {
+            patience::check("the capabilities to be gone for good")?;
+        }
+        let change = XattrChange { name, value: None, flags, permissions: None };
+        match self.change_xattr(inode, change)? {
+            // Before whatever is written behind it, as `clear_privileges` does.
+            Some(seq) if name == CAPABILITIES => self.store.force(seq),
+            _ => Ok(()),
+        }
     }
 
-    fn change_xattr(self: &Arc<Engine>, inode: &InodeRef, change: XattrChange<'_>) -> Result<()> {
+    /// Gives the record, if something has changed.
+    fn change_xattr(self: &Arc<Engine>, inode: &InodeRef, change: XattrChange<'_>) -> Result<Option<Seq>> {
         let _alone = if change.name == acl::DEFAULT { hold_creates(inode)? } else { None };
         let pieces = match change.value {
             Some(value) => format::encode(change.name, value)?,
@@ -312,14 +324,13 @@ impl Engine {
                 continue;
             }
             if !change.applies(inode, &search)? {
-                return Ok(());
+                return Ok(None);
             }
             change.edit(inode, &mut records, &search)?;
             if change.value.is_some() || search.found.is_some() {
                 self.put_xattr(&mut transaction, inode.number(), change.name, &search, &pieces)?;
             }
-            records.commit(transaction, Depends::Nothing)?;
-            return Ok(());
+            return records.commit(transaction, Depends::Nothing).map(Some);
         }
     }
 

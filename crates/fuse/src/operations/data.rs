@@ -3,7 +3,7 @@
 //! `O_DIRECT`, `O_SYNC` and `O_DSYNC` are taken from the flags that come with each request, so `fcntl` on an
 //! open file and per-call flags are honoured.
 
-use quire::inodes::{FallocateMode, InodeRef, IoFlags, SetAttributes, without_privileges};
+use quire::inodes::{CAPABILITIES, FallocateMode, InodeRef, IoFlags, SetAttributes, without_privileges};
 use quire::{FileType, SyncOptions};
 use quire_base::patience;
 use quire_base::{Error, ErrorKind, Result};
@@ -20,10 +20,6 @@ const OPEN_FOR_EXECUTION: i32 = 0x20;
 pub const COPY_MAX: u64 = 64 << 20;
 /// Changes of a file's size or allocation beyond this many bytes may take long.
 const LONG_CHANGE: u64 = 64 << 20;
-
-/// What a file may do beyond its user's rights; ends with any write, as the kernel leaves to the server
-/// (`FUSE_HANDLE_KILLPRIV_V2`).
-const CAPABILITIES: &[u8] = b"security.capability";
 
 /// Bytes that a write which extends a file, or a copy, may have to be tried at once.
 const AT_ONCE_MAX: usize = 256 << 10;

@@ -266,12 +266,15 @@ impl Engine {
         Ok(done)
     }
 
-    /// A write takes the setuid bit, and the setgid bit of an executable for its group, away.
+    /// A write takes the setuid bit, and the setgid bit of an executable for its group, away: for good before
+    /// its data is anywhere. An overwrite in place waits for no record, and a crash must not leave the bits to
+    /// what it has written.
     pub(crate) fn clear_privileges(self: &Arc<Engine>, inode: &InodeRef) -> Result<()> {
         let mode = inode.mode.load(Ordering::Acquire);
         if without_privileges(mode) == mode || inode.kind != FileType::Regular {
             return Ok(());
         }
+        patience::check("the set-id bits to be gone for good")?;
         let mut transaction = self.store.begin(Cost::new(1, 128))?;
         transaction.warm(&[Key::inode(inode.number)])?;
         let mut meta = inode.meta();
@@ -283,7 +286,8 @@ impl Engine {
         inode.committed(seq);
         inode.publish(&record);
         meta.record = record;
-        Ok(())
+        drop(meta);
+        self.store.force(seq)
     }
 }
 

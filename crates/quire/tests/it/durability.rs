@@ -1,7 +1,7 @@
 //! Durability of single operations: what must be there after a power cut right behind a sync.
 
-use crate::common::{file, new_volume, options};
-use quire::inodes::IoFlags;
+use crate::common::{BLOCK, file, new_volume, options};
+use quire::inodes::{CAPABILITIES, IoFlags, SetAttributes, XattrFlags};
 use quire::{FormatOptions, OpenOptions, Volume, VolumeOptions};
 use quire_device::simulated::{CrashPolicy, Event, Hold};
 use quire_device::{IoClass, SimulatedBackend};
@@ -536,5 +536,34 @@ fn a_truncate_or_a_punch_that_cannot_read_keeps_unsynced_data() {
                 assert!(now.iter().all(|byte| *byte == 1 - (block % 2) as u8), "{what}: block {block}");
             }
         }
+    }
+}
+
+/// A write took a program's set-id bits and capabilities away in memory: a crash brought them back, on what
+/// the writer had put there.
+#[test]
+fn no_crash_gives_rights_back_to_what_was_written_since() {
+    let (device, volume) = new_volume(4096);
+    let program = file(&volume, "program");
+    let inodes = volume.inodes();
+    inodes.write_at(&program, &[1; BLOCK], 0, IoFlags::empty()).unwrap();
+    let make_set_id = SetAttributes { mode: Some(0o4777), ..SetAttributes::default() };
+    for kills in [false, true] {
+        inodes.set_attributes(&program, &make_set_id).unwrap();
+        inodes.set_xattr(&program, CAPABILITIES, &[1; 20], XattrFlags::empty()).unwrap();
+        volume.sync().unwrap();
+        inodes.remove_xattr(&program, CAPABILITIES).unwrap();
+        if kills {
+            // As a front end does before a write that it knows to be of somebody else.
+            let kill = SetAttributes { kill_suid_sgid: true, ..SetAttributes::default() };
+            inodes.set_attributes(&program, &kill).unwrap();
+        }
+        inodes.write_at(&program, &[2; BLOCK], 0, IoFlags::DATASYNC).unwrap();
+        let image = Arc::new(SimulatedBackend::from_image(device.crash(CrashPolicy::LoseAll)));
+        let after = options().open_backend(image).unwrap();
+        assert_eq!(after.read("program").unwrap(), [2; BLOCK]);
+        let found = after.inodes().lookup(&after.inodes().root(), b"program").unwrap();
+        assert_eq!(after.inodes().metadata(&found).mode() & 0o7777, 0o777);
+        assert!(after.inodes().get_xattr(&found, CAPABILITIES).is_err());
     }
 }
