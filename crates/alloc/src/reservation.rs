@@ -69,8 +69,9 @@ impl Drop for SpaceReservation<'_> {
 }
 
 impl Allocator {
-    /// Promises `blocks`. Does no I/O, but may wait for that of others where the thread may wait. Errors with kind `NoSpace`, saying how much is free, promised, and
-    /// waiting for the journal; in the last case a force and another try may succeed.
+    /// Promises `blocks`. Does no I/O, but may wait for that of others where the thread may wait. Errors with
+    /// kind `NoSpace`, saying how much is free, promised, and waiting for the journal; in the last case a
+    /// force and another try may succeed.
     pub fn reserve(&self, blocks: u64) -> Result<SpaceReservation<'_>> {
         self.reserve_between(blocks, blocks)
     }

@@ -16,8 +16,8 @@ use tracing_subscriber::fmt::{MakeWriter, SubscriberBuilder};
 use crate::exit::{Failure, Outcome};
 use crate::mount_options::LogTarget;
 
-/// What all messages have in common. A line that cannot be written is lost, and nobody is told: standard error
-/// may be the same file.
+/// What all messages have in common. A line that cannot be written is lost, and nobody is told: standard
+/// error may be the same file.
 fn messages() -> SubscriberBuilder<DefaultFields, Format, EnvFilter> {
     tracing_subscriber::fmt().with_env_filter(filter()).with_target(false).log_internal_errors(false)
 }

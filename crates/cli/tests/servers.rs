@@ -31,8 +31,8 @@ fn mounted_in_the_background_and_closed_by_umount() {
     assert!(std::fs::read_to_string(place.path("log")).unwrap().contains("is mounted on"));
 }
 
-/// A server ended with the first message that its log did not take: one full disk of logs, and every mount was
-/// gone. Any user can have it write messages.
+/// A server ended with the first message that its log did not take: one full disk of logs, and every mount
+/// was gone. Any user can have it write messages.
 #[test]
 fn a_full_log_ends_no_server() {
     if !can_mount("a_full_log_ends_no_server") {

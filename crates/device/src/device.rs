@@ -152,7 +152,8 @@ impl Device {
         Ok(())
     }
 
-    /// Reads the blocks that `overlay` does not have, one by one: what the medium refuses may be one that it has.
+    /// Reads the blocks that `overlay` does not have, one by one: what the medium refuses may be one that it
+    /// has.
     fn read_beside(
         &self,
         overlay: &Overlay,

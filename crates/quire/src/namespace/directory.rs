@@ -120,8 +120,8 @@ fn hold_alone(directory: &Inode) -> Result<RwLockWriteGuard<'_, bool>> {
     dead.try_write().ok_or_else(|| Error::new(ErrorKind::WouldBlock, "the directory is in use"))
 }
 
-/// Of a directory, whose handed-down attributes the caller changes: what is created meanwhile has the old ones
-/// and is journaled before the change, or has the new ones and is journaled behind it.
+/// Of a directory, whose handed-down attributes the caller changes: what is created meanwhile has the old
+/// ones and is journaled before the change, or has the new ones and is journaled behind it.
 pub(crate) fn hold_creates(inode: &Inode) -> Result<Option<RwLockWriteGuard<'_, bool>>> {
     (inode.kind == FileType::Directory).then(|| hold_alone(inode)).transpose()
 }
