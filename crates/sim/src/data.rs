@@ -341,19 +341,20 @@ impl Question<'_> {
     }
 }
 
-/// What can still be said of a file in which an operation failed midway, whatever of that is there: each
-/// sector holds zeros, what was there when the level began, or what an operation wrote there, one that failed
-/// included. `records` are those that were called by then. Nothing is said where bytes were moved, or where
-/// an append failed: nobody knows where.
+/// What can be said of bytes from `offset` on that were read beside writes, or of a file in which an operation
+/// failed midway: each sector holds zeros, what was there when the level began, or what an operation wrote
+/// there, one that failed included. `records` are those that were called by then. Nothing is said where bytes
+/// were moved, or where an append failed: nobody knows where.
 pub fn judge_parts<'a>(
     records: impl Iterator<Item = &'a Record>,
     inode: u64,
     base: &[u8],
+    offset: u64,
     found: &[u8],
 ) -> Result<(), String> {
-    let size = found.len() as u64;
-    let mut cuts: BTreeSet<u64> =
-        (0..size).step_by(SECTOR as usize).chain([size, base.len() as u64]).collect();
+    let end = offset + found.len() as u64;
+    let sectors = (offset / SECTOR * SECTOR..end).step_by(SECTOR as usize);
+    let mut cuts: BTreeSet<u64> = sectors.chain([offset, end, base.len() as u64]).collect();
     // Start, end, operation, and the place of the start in its pattern.
     let mut written: Vec<(u64, u64, OpId, u64)> = Vec::new();
     for record in records {
@@ -370,7 +371,7 @@ pub fn judge_parts<'a>(
             (Operation::Write { inode: of, offset, length, .. }, _) if *of == inode => {
                 written.push((*offset, offset + length, record.id, 0));
             }
-            (Operation::Group { writes, .. }, _) => {
+            (Operation::Group { writes, end }, _) if *end != GroupEnd::Dropped => {
                 for (from, write) in group_patterns(writes).filter(|(_, write)| write.inode == inode) {
                     written.push((write.offset, write.offset + write.length, record.id, from));
                 }
@@ -389,10 +390,10 @@ pub fn judge_parts<'a>(
         }
     }
     cuts.extend(written.iter().flat_map(|(start, end, ..)| [*start, *end]));
-    let cuts: Vec<u64> = cuts.into_iter().filter(|cut| *cut <= size).collect();
+    let cuts: Vec<u64> = cuts.into_iter().filter(|cut| (offset..=end).contains(cut)).collect();
     for range in cuts.windows(2) {
         let (at, end) = (range[0], range[1]);
-        let bytes = &found[at as usize..end as usize];
+        let bytes = &found[(at - offset) as usize..(end - offset) as usize];
         let fits = bytes.iter().all(|byte| *byte == 0)
             || base.get(at as usize..end as usize) == Some(bytes)
             || written.iter().any(|&(start, stop, op, from)| {
@@ -400,8 +401,8 @@ pub fn judge_parts<'a>(
             });
         if !fits {
             return Err(format!(
-                "an operation failed midway, and bytes {at}..{end} hold {}, which nobody wrote there",
-                shown(found, at as usize)
+                "bytes {at}..{end} hold {}, which nobody wrote there",
+                shown(found, (at - offset) as usize)
             ));
         }
     }
@@ -503,7 +504,7 @@ mod tests {
         let done = record(2, 700, 100, Outcome::Written { at: 700, count: 100 });
         let records = [failed, done];
         let base = pattern(OpId(0), 0, 2000);
-        let judge = |found: &[u8]| judge_parts(records.iter(), FILE, &base, found);
+        let judge = |found: &[u8]| judge_parts(records.iter(), FILE, &base, 0, found);
         let mut found = base.clone();
         found.resize(3072, 0);
         found[700..800].copy_from_slice(&pattern(OpId(2), 0, 100));

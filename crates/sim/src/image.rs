@@ -69,7 +69,7 @@ impl Kept {
 }
 
 /// See the module's documentation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// By number.
     pub inodes: BTreeMap<u64, Found>,

@@ -17,6 +17,7 @@
 //! | [`run`] | doing it |
 //! | [`configurations`] | which orders explain the answers |
 //! | [`oracle`], [`data`] | the contract |
+//! | [`reads`] | what was read beside others |
 //! | [`damage`] | metadata with one bad copy |
 //! | [`image`] | recovering an image and looking at it |
 //! | [`levels`] | whole runs, several crashes deep |
@@ -45,6 +46,7 @@ pub mod live;
 pub mod model;
 pub mod operation;
 pub mod oracle;
+pub mod reads;
 pub mod run;
 pub mod shrink;
 pub mod units;

@@ -81,8 +81,8 @@ struct Force<'a> {
 /// The history of one level, ready for questions.
 pub struct Oracle<'a> {
     base: &'a State,
-    threads: &'a [Vec<Record>],
-    configurations: &'a Configurations,
+    pub(crate) threads: &'a [Vec<Record>],
+    pub(crate) configurations: &'a Configurations,
     forces: Vec<Force<'a>>,
     /// By inode: calls that force what they or others wrote to it, those that failed included.
     forcing: BTreeMap<u64, Vec<&'a Record>>,
@@ -225,22 +225,9 @@ impl<'a> Oracle<'a> {
             && failed.iter().any(|failed| failed.ticks.0 < record.ticks.1)
     }
 
-    /// Judges what the run itself read of snapshots; gives how many it read.
-    pub fn judge_reads(&self) -> Result<u64, String> {
-        let mut count = 0;
-        for record in self.threads.iter().flatten() {
-            if let Outcome::Kept(number, kept) = &record.outcome {
-                let reads = |what| format!("{:?} reads snapshot {number}: {what}", record.id);
-                self.judge_kept(*number, kept).map_err(reads)?;
-                count += 1;
-            }
-        }
-        Ok(count)
-    }
-
     /// A snapshot holds what it held when it was first judged, or a configuration of the time of its taking.
     /// What a write has left there that failed before, another crash may show otherwise.
-    fn judge_kept(&self, number: u32, kept: &Kept) -> Result<(), String> {
+    pub(crate) fn judge_kept(&self, number: u32, kept: &Kept) -> Result<(), String> {
         let mut all = self.threads.iter().flatten().rev();
         let taken = all.find(|record| record.outcome == Outcome::Taken(number));
         let vague = taken.map(|taken| self.failed_before(taken)).unwrap_or_default();
@@ -270,11 +257,7 @@ impl<'a> Oracle<'a> {
     }
 
     fn judge_taken(&self, taken: &Record, kept: &Kept) -> Result<(), String> {
-        let count = |wanted: &dyn Fn(&Record) -> bool| -> Vec<usize> {
-            self.threads.iter().map(|records| records.partition_point(wanted)).collect()
-        };
-        let returned = count(&|record| record.is_before(taken));
-        let called = count(&|record| record.ticks.0 <= taken.ticks.1);
+        let (returned, called) = self.around(taken);
         let shapes: BTreeMap<_, _> =
             kept.inodes.iter().map(|(number, found)| (*number, &found.shape)).collect();
         let fits = |configuration: &&Configuration| {
@@ -423,10 +406,14 @@ impl<'a> Oracle<'a> {
             .any(|write| !emptied.iter().any(|(place, emptying)| is_in(place) && write.is_before(emptying)))
     }
 
+    /// What a file held when the level began.
+    pub(crate) fn base_contents(&self, inode: u64) -> &[u8] {
+        self.base.inodes.get(&inode).map_or(&[][..], |found| &found.contents[..])
+    }
+
     fn judge_parts(&self, event: usize, number: u64, found: &Found) -> Result<(), String> {
         let called = self.threads.iter().flatten().filter(|record| record.events.0 <= event);
-        let base = self.base.inodes.get(&number).map_or(&[][..], |found| &found.contents[..]);
-        data::judge_parts(called, number, base, &found.contents)
+        data::judge_parts(called, number, self.base_contents(number), 0, &found.contents)
     }
 
     fn judge_file(
@@ -465,7 +452,7 @@ impl<'a> Oracle<'a> {
                 }
             }
         };
-        let base = self.base.inodes.get(&number).map_or(&[][..], |found| &found.contents[..]);
+        let base = self.base_contents(number);
         let question = Question {
             changes: &changes,
             shifts: &file.shifts,
