@@ -401,7 +401,6 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<State, Strin
         let summary = fsck(image, "fsck of the crash image")?;
         waiting = Waiting { orphans: summary.orphans, operations: summary.logged_operations };
     }
-    let moved_midway = waiting.operations > 0;
     let device = Arc::new(SimulatedBackend::from_image(image.clone()));
     let volume = options().open_backend(device.clone()).map_err(|error| format!("recovery: {error}"))?;
     volume.drain_orphans();
@@ -440,10 +439,7 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<State, Strin
     let mut looks: Vec<(&str, Image, VolumeOptions, bool)> = Vec::new();
     if thoroughness.again {
         looks.push(("recovered again", image.clone(), options(), false));
-        if thoroughness.fsck_before && !moved_midway {
-            let options = options().read_only(true);
-            looks.push(("recovered in memory", image.clone(), options, false));
-        }
+        looks.push(("recovered in memory", image.clone(), options().read_only(true), false));
     }
     let device = Arc::new(SimulatedBackend::from_image(image.clone()));
     let device_blocks = device.blocks();
