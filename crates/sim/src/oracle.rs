@@ -524,13 +524,19 @@ impl<'a> Oracle<'a> {
     }
 
     /// Whether a force of the inode's data was under way, or has failed: its record may be there without its
-    /// data, which reads as zeros then.
+    /// data, which reads as zeros then. A force of the data that was called later and has returned ends that.
     fn is_being_forced(&self, inode: u64, event: usize) -> bool {
-        let is_open = |record: &&Record| {
+        let is_open = |record: &Record| {
             let ends = record.succeeded() && begun(record).is_empty();
             record.events.0 <= event && (event < record.events.1 || !ends)
         };
-        self.forcing.get(&inode).is_some_and(|records| records.iter().any(is_open))
+        let is_ended = |record: &Record| {
+            let covers = |scope| matches!(scope, Scope::Everything) || scope == Scope::Inode(inode);
+            let mut later = self.forces.iter().filter(|force| record.is_before(force.record));
+            later.any(|force| force.record.events.1 <= event && covers(force.scope))
+        };
+        let mut forcing = self.forcing.get(&inode).into_iter().flatten();
+        forcing.any(|record| is_open(record) && !is_ended(record))
     }
 
     fn is_durable(&self, change: &Change<'_>, inode: u64, event: usize) -> bool {
