@@ -525,7 +525,7 @@ impl<'a> Oracle<'a> {
 
     /// Whether a force of the inode's data was under way, or has failed: its record may be there without its
     /// data, which reads as zeros then. A force of the data that was called later and has returned ends that.
-    fn is_being_forced(&self, inode: u64, event: usize) -> bool {
+    pub(crate) fn is_being_forced(&self, inode: u64, event: usize) -> bool {
         let is_open = |record: &Record| {
             let ends = record.succeeded() && begun(record).is_empty();
             record.events.0 <= event && (event < record.events.1 || !ends)

@@ -125,6 +125,27 @@ mod tests {
         assert!(judge(&[0, 1, 7]).unwrap_err().contains("never"));
     }
 
+    /// A withdrawn fsync excused zeros in all growth of its file until the level ended, whatever was forced
+    /// later.
+    #[test]
+    fn a_later_force_ends_what_a_withdrawn_one_excused() {
+        let (inode, datasync) = (2, false);
+        let withdrawn =
+            Operation::FsyncMany { inodes: vec![inode], datasync, how: crate::operation::Many::Withdrawn(0) };
+        let fsync = Operation::Fsync { inode, datasync, anew: false };
+        let at = |operation, id, events| Record {
+            events,
+            ..record(id, operation, Outcome::Done, (2 * id, 2 * id + 1))
+        };
+        let threads = [vec![create(0, (0, 1)), at(withdrawn, 1, (1, 2)), at(fsync, 2, (3, 5))]];
+        let configurations = explore(Model::new(false), &threads).unwrap_or_else(|what| panic!("{what}"));
+        let base = State::default();
+        let oracle = Oracle::new(&base, &threads, &configurations);
+        assert!(oracle.is_being_forced(inode, 2), "withdrawn");
+        assert!(oracle.is_being_forced(inode, 4), "the later one is under way");
+        assert!(!oracle.is_being_forced(inode, 5));
+    }
+
     /// With several threads every read was right, also one of what was written to another file.
     #[test]
     fn a_read_beside_others_has_what_somebody_wrote_there() {
