@@ -27,6 +27,8 @@ mod durability;
 #[cfg(not(any(loom, shuttle)))]
 mod forced_growth;
 #[cfg(not(any(loom, shuttle)))]
+mod forced_times;
+#[cfg(not(any(loom, shuttle)))]
 mod freeze;
 #[cfg(not(any(loom, shuttle)))]
 mod groups;
