@@ -1,6 +1,6 @@
 //! What a run itself read: files, directories and snapshots.
 //!
-//! With one thread the model gives the exact answers. With several, a read and a listing are no single moment:
+//! With one thread the model gives the exact answers. With several, reads and listings take some time:
 //! a sector holds what somebody wrote there by then, and a name that was there all the time is listed.
 //!
 //! Neighbours: [`crate::oracle`] judges what crashes left.
