@@ -105,6 +105,9 @@ impl Operations {
         let properties = self.volume.inodes().properties(&inode);
         let past_kernel = properties.cache_drop || properties.untorn.is_some();
         let writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        if flags & libc::O_ACCMODE == libc::O_RDWR {
+            self.inodes.mark(inode.number().0, Mark::Storable);
+        }
         let may_keep = execution || !past_kernel && flags & libc::O_DIRECT == 0;
         let counted = (self.cache == CacheMode::Auto).then(|| self.count_open(&inode, writable, may_keep));
         let direct = match &counted {
@@ -319,16 +322,30 @@ impl Operations {
     }
 
     /// The next data or hole at or behind `offset`; `whence` is `SEEK_DATA` or `SEEK_HOLE`, the kernel does
-    /// the others.
+    /// the others. A file that the kernel may have stores for is all data: the kernel does not write mapped
+    /// pages back before it asks.
     pub fn seek(&self, handle: u64, offset: i64, whence: i32) -> Result<u64> {
         let file = self.files.get(handle)?;
         let offset = u64::try_from(offset)
             .map_err(|_| Error::new(ErrorKind::NoData, "a seek to before the start of the file"))?;
+        let all_data = file.snapshot.is_none() && self.may_hold_stores(file.inode.number().0);
         match whence {
+            libc::SEEK_DATA | libc::SEEK_HOLE if all_data => {
+                let size = self.volume.inodes().metadata(&file.inode).size();
+                if offset >= size {
+                    return Err(Error::new(ErrorKind::NoData, "a seek to the end of the file, or past it"));
+                }
+                Ok(if whence == libc::SEEK_DATA { offset } else { size })
+            }
             libc::SEEK_DATA => self.inodes_of(&file).seek_data(&file.inode, offset),
             libc::SEEK_HOLE => self.inodes_of(&file).seek_hole(&file.inode, offset),
             _ => Err(Error::invalid(format!("seek mode {whence} is not supported"))),
         }
+    }
+
+    /// Whether the kernel may have pages of a node that programs stored to through a mapping.
+    fn may_hold_stores(&self, node: u64) -> bool {
+        self.inodes.is_marked(node, Mark::Paged) && self.inodes.is_marked(node, Mark::Storable)
     }
 
     /// Whether a copy may take long.

@@ -29,6 +29,8 @@ pub enum Mark {
     Paged = 1,
     /// The size that the kernel works with may be one that a group would give the file.
     SizeGuessed = 2,
+    /// It was opened for reading and writing, as a mapping that programs store through needs.
+    Storable = 4,
 }
 
 struct Node {

@@ -1,5 +1,6 @@
 //! Tests of mounts, in one program.
 
+mod as_on_ext4;
 mod callers;
 mod groups;
 mod kept;

@@ -146,7 +146,7 @@ impl Map {
         assert_ne!(start, libc::MAP_FAILED, "{}", io::Error::last_os_error());
         Map { start: start.cast(), length }
     }
-    fn put(&self, at: usize, data: &[u8]) {
+    pub(super) fn put(&self, at: usize, data: &[u8]) {
         assert!(at + data.len() <= self.length);
         // SAFETY: inside the mapping, which lives as long as self; no reference to it exists.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.start.add(at), data.len()) }
