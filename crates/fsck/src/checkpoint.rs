@@ -14,6 +14,7 @@
 use crate::issue::{IssueKind, Severity};
 use crate::progress::Meter;
 use crate::report::{Findings, Place as ReportPlace};
+use crate::snapshots;
 use crate::superblocks::SLOT_NAMES;
 use quire_base::{BLOCK_SIZE, BlockNo, Error, Result};
 use quire_device::{AlignedBuf, Device, IoClass};
@@ -447,6 +448,10 @@ impl Walk<'_> {
                     }
                     if page.level() > 0 {
                         push_children(&page, &step, &mut stack);
+                    } else if matches!(self.role, Role::Snapshot(_)) {
+                        for wrong in snapshots::wrong_extents(&self.checkpoint.superblock, &page) {
+                            self.issue(IssueKind::SnapshotDamaged, at.block, wrong);
+                        }
                     }
                 }
                 Err(error) => {

@@ -299,7 +299,7 @@ fn cross_check(
     }
     let device = Device::new(backend.clone());
     let mut meter = Meter::start(tell, "snapshots", 0);
-    examined.kept = snapshots::check(&device, &image.tree, &mut Seen::new(), findings, &mut meter);
+    examined.kept = snapshots::check(&device, &image.tree, &image.superblock, findings, &mut meter);
     drop(meter);
     let held = snapshots::held(&device, &image.tree, findings)?;
     let all = examined.checkpoints.iter().chain(&examined.kept);

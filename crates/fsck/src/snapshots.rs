@@ -1,9 +1,11 @@
 //! Snapshots: their metadata, and the blocks that they need.
 //!
 //! A snapshot is a checkpoint that is kept, so its metadata is walked like that of a superblock slot
-//! ([`crate::checkpoint`]). The blocks that its files need are in its own space tree, as those of the volume
-//! are in the volume's. Whether a snapshot's own map of space fits its files was checked when the volume was
-//! in that state, and nothing has changed since but by damage, which checksums show.
+//! ([`crate::checkpoint`]), and the walk looks at its extents. What mkfs fixed, the snapshot's superblock has
+//! as the volume's has it. The blocks that its files need are in its own space tree, as those of the volume
+//! are in the volume's. Whether a snapshot's own map of space fits its files, and its names its inodes, was
+//! checked when the volume was in that state, and nothing has changed since but by damage, which checksums
+//! show. A forged snapshot can be wrong there.
 //!
 //! Neighbours: [`crate::space`] compares the blocks needed with what the volume says.
 
@@ -11,21 +13,26 @@ use crate::checkpoint::{self, Checkpoint, Role, Seen};
 use crate::issue::IssueKind;
 use crate::progress::Meter;
 use crate::report::{Findings, Place};
+use crate::superblocks;
 use crate::view::Held;
 use quire::internals::snapshots;
 use quire_base::Result;
 use quire_base::sync::Arc;
 use quire_device::Device;
-use quire_format::key::Key;
+use quire_format::extent::Extent;
+use quire_format::key::{Key, KeyKind};
+use quire_format::node::NodePage;
 use quire_format::region::RegionMap;
+use quire_format::snapshot::Snapshot;
+use quire_format::superblock::Superblock;
 use quire_tree::Tree;
 use std::ops::ControlFlow;
 
-/// Looks at the metadata of every snapshot.
+/// Looks at the metadata of every snapshot of the volume that `now` is the superblock of.
 pub(crate) fn check(
     device: &Device,
     tree: &Tree,
-    seen: &mut Seen,
+    now: &Superblock,
     findings: &mut Findings,
     meter: &mut Meter<'_>,
 ) -> Vec<Checkpoint> {
@@ -36,13 +43,70 @@ pub(crate) fn check(
             return Vec::new();
         }
     };
+    // Leaves that an earlier snapshot has are not read again, unless their extents are judged otherwise.
+    let (mut seen, mut areas) = (Seen::new(), None);
     table
         .iter()
-        .map(|(_, snapshot)| {
-            let (slot, role) = (snapshot.superblock.slot as usize, Role::Snapshot(&snapshot.name));
-            checkpoint::check(device, (slot, &snapshot.superblock), role, seen, findings, meter)
+        .map(|(number, snapshot)| {
+            let superblock = &snapshot.superblock;
+            compare(*number, snapshot, now, findings);
+            if areas.replace((superblock.journal(), superblock.data_space()))
+                != Some((superblock.journal(), superblock.data_space()))
+            {
+                seen.clear();
+            }
+            let (slot, role) = (superblock.slot as usize, Role::Snapshot(&snapshot.name));
+            checkpoint::check(device, (slot, superblock), role, &mut seen, findings, meter)
         })
         .collect()
+}
+
+/// Reports where a snapshot's superblock contradicts the volume's. A volume may have grown since, and its
+/// journal may have become larger, which moves it.
+fn compare(number: u32, snapshot: &Snapshot, now: &Superblock, findings: &mut Findings) {
+    let old = &snapshot.superblock;
+    let same_journal = (old.journal(), old.journal_has_moved()) == (now.journal(), now.journal_has_moved());
+    let smaller_journal = now.journal_has_moved() && old.journal_blocks < now.journal_blocks;
+    let checks = [
+        ("uuid", old.uuid == now.uuid),
+        ("time of making", old.created == now.created),
+        ("size", old.block_count <= now.block_count),
+        ("journal", same_journal || smaller_journal),
+        ("metadata pool", old.pool_areas() == now.pool_areas()),
+        ("areas", superblocks::areas_join(old)),
+        ("copies of metadata", old.metadata_copies == now.metadata_copies),
+        ("orphan blocks", old.orphan_blocks == now.orphan_blocks),
+        // A receive begins with the seed of the stream, where nothing has been hashed yet.
+        ("hash seed", old.hash_seed == now.hash_seed || old.inode_count <= 1),
+        ("incarnation", old.incarnation <= now.incarnation),
+        ("next inode", old.next_inode <= now.next_inode),
+        ("epoch", old.epoch < number),
+    ];
+    let different: Vec<&str> = checks.iter().filter(|(_, fits)| !fits).map(|(name, _)| *name).collect();
+    if !different.is_empty() {
+        let (name, different) = (&snapshot.name, different.join(", "));
+        findings.add(
+            IssueKind::SnapshotDamaged,
+            Place::NONE,
+            format!("snapshot {name:?}: its superblock contradicts the volume's ({different}): delete it"),
+        );
+    }
+}
+
+/// The extents of a snapshot's leaf that no file may have. Those of the volume itself are looked at later, as
+/// of the end of its journal ([`crate::contents`]).
+pub(crate) fn wrong_extents(superblock: &Superblock, page: &NodePage) -> Vec<String> {
+    let extents = (0..page.count()).filter(|at| page.key(*at).kind == KeyKind::Extent);
+    let wrong = extents.filter_map(|at| {
+        let (key, value) = (page.key(at), page.value(at));
+        let wrong = match Extent::decode(key.offset, value) {
+            Ok(extent) if superblock.may_hold_data(extent.run()) => return None,
+            Ok(extent) => format!("{}, which no file may have", crate::fix::blocks(extent.run())),
+            Err(error) => error.to_string(),
+        };
+        Some(format!("inode {}: the extent at file block {} has {wrong}", key.object, key.offset))
+    });
+    wrong.collect()
 }
 
 /// The blocks that snapshots need. Where a snapshot cannot tell, what the volume says is believed.

@@ -4,12 +4,13 @@ use crate::common::editor::Editor;
 use crate::common::{assert_clean, check, closed, device, options, repair};
 use quire::internals::repair::Session;
 use quire::{OpenOptions, ReceiveOptions, SendOptions, take_snapshot_backend};
+use quire_base::BlockNo;
 use quire_device::simulated::Image;
 use quire_format::extent::Extent;
 use quire_format::key::{Key, KeyKind};
 use quire_format::region::RegionMap;
 use quire_format::snapshot::Snapshot;
-use quire_format::superblock::SLOT_BLOCKS;
+use quire_format::superblock::{FAR_BLOCKS, SLOT_BLOCKS, Superblock};
 use quire_fsck::{IssueKind, Options, check_backend};
 
 /// A volume with two snapshots and dead blocks, closed in order.
@@ -72,6 +73,53 @@ fn damage_in_a_snapshot_is_found_and_deleting_it_is_enough() {
     volume.delete_snapshot("s0").unwrap();
     volume.close().unwrap();
     assert_clean(&backend.visible(), "without the snapshot");
+}
+
+/// A stranger's image had a snapshot with a forged superblock, whose checksum fitted. fsck called the image
+/// clean, and reading a file of the snapshot said that the volume is damaged.
+#[test]
+fn a_forged_snapshot_is_found() {
+    let image = with_snapshots();
+    let forged = |change: &dyn Fn(&mut Superblock)| {
+        let mut editor = Editor::new(&image);
+        let at = editor.key(Key::snapshot(1));
+        let mut snapshot = Snapshot::decode(&editor.value(&at)).unwrap();
+        change(&mut snapshot.superblock);
+        let value = snapshot.encode();
+        Snapshot::decode(&value).expect("it does not contradict itself");
+        editor.set_value(&at, &value);
+        let report = check(&editor.image).unwrap();
+        let (issues, others): (Vec<_>, Vec<_>) =
+            report.issues.into_iter().partition(|issue| issue.code == IssueKind::SnapshotDamaged);
+        assert!(others.is_empty(), "{others:#?}");
+        issues.into_iter().map(|issue| issue.message).collect::<Vec<_>>().join("\n")
+    };
+    assert_eq!(forged(&|_| ()), "");
+    let data_start = |superblock: &mut Superblock| superblock.data_start.0 += 300;
+    assert!(forged(&data_start).contains("(areas)"), "{}", forged(&data_start));
+    let fields: [(&str, &dyn Fn(&mut Superblock)); 6] = [
+        ("(time of making)", &|superblock| superblock.created.0 += 1),
+        ("(size)", &|superblock| {
+            superblock.block_count += 1;
+            superblock.data_end.0 += 1;
+        }),
+        ("(hash seed)", &|superblock| superblock.hash_seed[0] ^= 1),
+        ("(incarnation)", &|superblock| superblock.incarnation += 1000),
+        ("(next inode)", &|superblock| superblock.next_inode += 1000),
+        ("(epoch)", &|superblock| superblock.epoch += 1),
+    ];
+    for (name, change) in fields {
+        let found = forged(change);
+        assert!(found.contains(name), "{name}: {found}");
+    }
+    // A volume may have been smaller; but not as small as that, with the files that it had.
+    let smaller = |superblock: &mut Superblock| {
+        superblock.block_count = superblock.data_start.0 + 30;
+        superblock.data_end = BlockNo(superblock.block_count - FAR_BLOCKS);
+        superblock.free_blocks = 0;
+    };
+    let found = forged(&smaller);
+    assert!(found.contains("which no file may have"), "{found}");
 }
 
 /// The repair opened a volume for writing as a mount does, which refuses one with an unfinished receive: no
