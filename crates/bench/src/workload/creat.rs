@@ -92,6 +92,7 @@ impl Work for Creat {
         let mut sample = Sample::default();
         sample.add("seconds", elapsed.as_secs_f64());
         sample.add("operations", done.iter().sum::<u64>() as f64);
+        sample.add("passes", 1.0);
         Ok(sample)
     }
 
@@ -102,7 +103,7 @@ impl Work for Creat {
     fn figures(&self, sample: &Sample) -> Figures {
         let mut figures = Figures::default();
         figures.push("ops_s", sample.rate("operations", "seconds"));
-        figures.push("time_s", sample.sum("seconds"));
+        figures.push("time_s", sample.rate("seconds", "passes"));
         figures
     }
 }

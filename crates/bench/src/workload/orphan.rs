@@ -127,6 +127,7 @@ impl Work for Orphan {
             target.sync()?;
             sample.add("seconds", elapsed.as_secs_f64() + force.elapsed().as_secs_f64());
             sample.add("operations", done.iter().sum::<u64>() as f64);
+            sample.add("passes", 1.0);
             sample.add_growth("claims", before.orphan_claims, target.counters().orphan_claims);
             if sample.sum("seconds") >= wanted {
                 return Ok(sample);
@@ -141,7 +142,7 @@ impl Work for Orphan {
     fn figures(&self, sample: &Sample) -> Figures {
         let mut figures = Figures::default();
         figures.push("ops_s", sample.rate("operations", "seconds"));
-        figures.push("time_s", sample.sum("seconds"));
+        figures.push("time_s", sample.rate("seconds", "passes"));
         figures.push("operations", sample.sum("operations"));
         figures.push_known("orphan_claims", sample.known("claims"));
         figures

@@ -155,6 +155,22 @@ fn creat() {
     );
 }
 
+/// The times of `creat` and `orphan` were sums over rounds and passes, beside the operations of one: the more
+/// rounds somebody measured, the longer the same operations seemed to take.
+#[test]
+fn a_time_is_that_of_one_pass() {
+    for line in [
+        "creat --threads 2 --ops 500 --rounds 3",
+        "orphan --unlink-open --threads 2 --ops 500 --rounds 3",
+        "orphan --threads 2 --ops 500 --seconds 0.3",
+    ] {
+        let report = report(&format!("{line} --engines quire@device=memory"));
+        let figure = |name| report.rows[0].figures.get(name).unwrap();
+        let operations = figure("ops_s") * figure("time_s");
+        assert!((operations - 1000.0).abs() < 1.0, "{line}: {operations} operations in that time");
+    }
+}
+
 #[test]
 fn tail() {
     let directory = tempfile::tempdir().unwrap();
