@@ -1,9 +1,9 @@
 //! Power cut after power cut, with a program's promises checked after each.
 //!
 //! A round: switch on; start the program and check everything it ever acknowledged; let it work for a time
-//! that the seed decides; cut; end its processes; fsck. One round in `CUT_IN_RECOVERY` cuts while the program
-//! is still recovering from the cut before. After the last round: check, orderly end, and the check once
-//! more.
+//! that the seed decides; see that it is still at work; cut; end its processes; fsck. One round in
+//! `CUT_IN_RECOVERY` cuts while the program is still recovering from the cut before. After the last round:
+//! check, orderly end, and the check once more.
 //!
 //! Neighbours: [`crate::machine`] has the power; [`crate::sqlite`] and [`crate::postgres`] are the programs.
 
@@ -15,8 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Work in a row, as a multiple of the longest between two cuts, in which somebody must get on.
-const BARREN_MAX: u32 = 3;
+/// Work in a row, as a multiple of the longest between two cuts, in which somebody must get on in each
+/// database.
+const BARREN_MAX: u32 = 8;
 
 /// One round in so many has its cut during the program's recovery.
 const CUT_IN_RECOVERY: u64 = 6;
@@ -35,9 +36,11 @@ pub trait Program {
     fn check(&mut self, machine: &Machine, random: &mut Random) -> Outcome<Duration>;
     /// Starts work, every acknowledgement of which is written down outside of the mount.
     fn work(&mut self, machine: &Machine, random: &mut Random) -> Outcome;
+    /// Just before the cut: a process that has ended, and should not have, is a broken promise.
+    fn look(&mut self, machine: &Machine) -> Outcome;
     /// After the cut: ends every process, reads the ledgers. Gives the transactions acknowledged since
-    /// `work`.
-    fn end(&mut self, machine: &Machine) -> Outcome<u64>;
+    /// `work`, for each database.
+    fn end(&mut self, machine: &Machine) -> Outcome<Vec<u64>>;
     /// Ends the program in order, the power being on.
     fn stop(&mut self, machine: &Machine) -> Outcome;
     /// Acknowledged transactions that the last check did not find.
@@ -140,7 +143,8 @@ fn rounds(
     let mut random = Random::seeded(options.seed);
     machine.start(&mut random)?;
     program.create(machine, &mut random)?;
-    let (mut fresh, mut barren) = (true, Duration::ZERO);
+    // For each database.
+    let (mut fresh, mut barren) = (true, Vec::new());
     while report.cuts < options.cuts {
         let mut random = Random::seeded(random.next_u64());
         if stop.load(Ordering::Relaxed) {
@@ -161,13 +165,21 @@ fn rounds(
             wait(worked, stop);
         }
         fresh = false;
+        program.look(machine)?;
         let cut = machine.cut()?;
-        let acknowledged = program.end(machine)?;
+        let by_database = program.end(machine)?;
+        let acknowledged: u64 = by_database.iter().sum();
         report.cuts += 1;
         report.acknowledged += acknowledged;
-        barren = if acknowledged > 0 { Duration::ZERO } else { barren + worked };
-        if barren > BARREN_MAX * options.work_max {
-            return Err(Failure::Broken(format!("nobody got on in {:.1} s of work", barren.as_secs_f64())));
+        barren.resize(by_database.len().max(barren.len()), Duration::ZERO);
+        for (database, (fresh, barren)) in by_database.iter().zip(&mut barren).enumerate() {
+            *barren = if *fresh > 0 { Duration::ZERO } else { *barren + worked };
+            if *barren > BARREN_MAX * options.work_max {
+                let seconds = barren.as_secs_f64();
+                return Err(Failure::Broken(format!(
+                    "nobody got on in {seconds:.1} s of work on database {database}"
+                )));
+            }
         }
         report.fates.lost += cut.lost;
         report.fates.kept += cut.kept;

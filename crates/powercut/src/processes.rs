@@ -77,6 +77,19 @@ fn output_within(command: &mut Command, patience: Duration) -> Outcome<Output> {
     }
 }
 
+/// A process that has ended by itself is a broken promise; unless it `may_succeed`, and did.
+pub fn must_live(process: &mut Child, name: &str, may_succeed: bool, log: &Path) -> Outcome {
+    match process.try_wait() {
+        Ok(None) => Ok(()),
+        Ok(Some(status)) if may_succeed && status.success() => Ok(()),
+        Ok(Some(status)) => Err(Failure::Broken(format!(
+            "{name} ended by itself with the power on ({status}): {}",
+            last_of(log)
+        ))),
+        Err(error) => Err(Failure::trouble(format_args!("looking at {name}"), error)),
+    }
+}
+
 /// Asks a server to shut down, and waits for its end. Gives it back if it does not end.
 pub fn stop(mut server: Child, signal: Signal, patience: Duration) -> Result<Outcome, Child> {
     let _ = rustix::process::kill_process(Pid::from_child(&server), signal);

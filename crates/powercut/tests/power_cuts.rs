@@ -11,6 +11,7 @@ use powercut::postgres::Postgres;
 use powercut::postgres::cluster::Installation;
 use powercut::sqlite::Sqlite;
 use quire_base::random::Random;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -123,8 +124,8 @@ fn mariadb_without_doublewrite_survives_power_cuts_on_untorn_files() {
     }
 }
 
-/// Gets nothing done.
-struct Idle;
+/// Has two databases, and gets so much done in each.
+struct Idle([u64; 2]);
 
 impl Program for Idle {
     fn name(&self) -> &'static str {
@@ -151,8 +152,12 @@ impl Program for Idle {
         Ok(())
     }
 
-    fn end(&mut self, _: &Machine) -> Outcome<u64> {
-        Ok(0)
+    fn look(&mut self, _: &Machine) -> Outcome {
+        Ok(())
+    }
+
+    fn end(&mut self, _: &Machine) -> Outcome<Vec<u64>> {
+        Ok(self.0.to_vec())
     }
 
     fn stop(&mut self, _: &Machine) -> Outcome {
@@ -169,11 +174,38 @@ impl Program for Idle {
 #[test]
 fn a_program_that_gets_nothing_done_is_no_success() {
     if can_mount("a_program_that_gets_nothing_done_is_no_success") {
-        let few = cut(&mut Idle, 1, Honesty::Honest);
+        let few = cut(&mut Idle([0, 0]), 1, Honesty::Honest);
         assert!(few.failure.is_none() && !few.is_good(), "{few:?}");
-        let text = found_out(cut(&mut Idle, CUTS_MAX, Honesty::Honest));
+        let text = found_out(cut(&mut Idle([0, 0]), CUTS_MAX, Honesty::Honest));
         assert!(text.contains("nobody got on"), "{text}");
     }
+}
+
+/// A database whose fsync hung for ever was no failure while the programs on other databases got on.
+#[test]
+fn a_database_that_stands_still_beside_others_is_no_success() {
+    if can_mount("a_database_that_stands_still_beside_others_is_no_success") {
+        let text = found_out(cut(&mut Idle([5, 0]), CUTS_MAX, Honesty::Honest));
+        assert!(text.contains("nobody got on") && text.contains("database 1"), "{text}");
+    }
+}
+
+/// A writer that died of a signal with the power on wrote no error down, and nobody looked how it had ended.
+#[test]
+fn a_writer_that_dies_with_the_power_on_is_a_broken_promise() {
+    if !can_mount("a_writer_that_dies_with_the_power_on_is_a_broken_promise") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let dying = folder.path().join("dying");
+    let script = format!(
+        "#!/bin/sh\n[ \"$1 $2\" = 'sqlite-write wal' ] && kill -BUS $$\nexec '{}' \"$@\"\n",
+        executable().display()
+    );
+    std::fs::write(&dying, script).unwrap();
+    std::fs::set_permissions(&dying, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let text = found_out(cut(&mut Sqlite::new(&dying), 2, Honesty::Honest));
+    assert!(text.contains("a writer ended by itself") && text.contains("SIGBUS"), "{text}");
 }
 
 #[test]

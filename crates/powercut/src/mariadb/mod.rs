@@ -141,10 +141,14 @@ impl Program for MariaDb {
         Ok(())
     }
 
-    fn end(&mut self, _machine: &Machine) -> Outcome<u64> {
+    fn look(&mut self, machine: &Machine) -> Outcome {
+        self.server.must_live(machine)
+    }
+
+    fn end(&mut self, _machine: &Machine) -> Outcome<Vec<u64>> {
         self.server.kill();
-        let Some(clients) = self.clients.take() else { return Ok(0) };
-        Ok(self.ledger.acknowledge(&clients.end()?))
+        let Some(clients) = self.clients.take() else { return Ok(Vec::new()) };
+        Ok(vec![self.ledger.acknowledge(&clients.end()?)])
     }
 
     fn stop(&mut self, machine: &Machine) -> Outcome {

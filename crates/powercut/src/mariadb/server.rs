@@ -240,6 +240,14 @@ impl Server {
         })
     }
 
+    /// A server that has ended by itself is a broken promise.
+    pub fn must_live(&mut self, machine: &Machine) -> Outcome {
+        match &mut self.process {
+            Some(server) => processes::must_live(server, "mariadbd", false, &Server::log(machine)),
+            None => Ok(()),
+        }
+    }
+
     /// Ends the server at once.
     pub fn kill(&mut self) {
         if let Some(child) = self.process.take() {

@@ -287,6 +287,14 @@ impl Cluster {
         run(&mut command).map(drop)
     }
 
+    /// A server that has ended by itself is a broken promise.
+    pub fn must_live(&mut self, machine: &Machine) -> Outcome {
+        match &mut self.postmaster {
+            Some(server) => processes::must_live(server, "postgres", false, &Cluster::log(machine)),
+            None => Ok(()),
+        }
+    }
+
     /// Ends every process of the cluster, and frees what they leave in the kernel.
     pub fn kill(&mut self) {
         let Some(child) = self.postmaster.take() else { return };

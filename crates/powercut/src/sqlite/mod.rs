@@ -91,6 +91,8 @@ pub struct Sqlite {
     executable: PathBuf,
     clients: [[Client; CLIENTS]; MODES.len()],
     running: Vec<Child>,
+    /// The running processes are checks, which end by themselves, and not writers.
+    checking: bool,
     lost: u64,
 }
 
@@ -101,6 +103,7 @@ impl Sqlite {
             executable: executable.to_owned(),
             clients: Default::default(),
             running: Vec::new(),
+            checking: false,
             lost: 0,
         }
     }
@@ -142,11 +145,15 @@ impl Sqlite {
     }
 }
 
+fn log_path(machine: &Machine) -> PathBuf {
+    machine.folder().join("sqlite.log")
+}
+
 fn log(machine: &Machine) -> Outcome<File> {
     File::options()
         .create(true)
         .append(true)
-        .open(machine.folder().join("sqlite.log"))
+        .open(log_path(machine))
         .map_err(|error| Failure::trouble("opening sqlite.log", error))
 }
 
@@ -184,6 +191,7 @@ impl Program for Sqlite {
     }
 
     fn begin_recovery(&mut self, machine: &Machine, _random: &mut Random) -> Outcome {
+        self.checking = true;
         for mode in MODES {
             let mut command = self.checker(machine, mode)?;
             command.stdout(Stdio::null());
@@ -212,6 +220,7 @@ impl Program for Sqlite {
     }
 
     fn work(&mut self, machine: &Machine, random: &mut Random) -> Outcome {
+        self.checking = false;
         for (place, mode) in MODES.into_iter().enumerate() {
             for client in 0..CLIENTS {
                 let mut command = Command::new(&self.executable);
@@ -235,16 +244,22 @@ impl Program for Sqlite {
         Ok(())
     }
 
-    fn end(&mut self, machine: &Machine) -> Outcome<u64> {
+    fn look(&mut self, machine: &Machine) -> Outcome {
+        let log = log_path(machine);
+        let name = if self.checking { "a check" } else { "a writer" };
+        self.running.iter_mut().try_for_each(|child| processes::must_live(child, name, self.checking, &log))
+    }
+
+    fn end(&mut self, machine: &Machine) -> Outcome<Vec<u64>> {
         end_all(&mut self.running);
-        let mut fresh = 0;
+        let mut fresh = vec![0; MODES.len()];
         for (place, mode) in MODES.into_iter().enumerate() {
             for client in 0..CLIENTS {
                 let known = &mut self.clients[place][client];
                 if let Some(number) = read_ledger(&Sqlite::ledger(machine, mode, client))?
                     && number > known.acknowledged
                 {
-                    fresh += number - known.acknowledged;
+                    fresh[place] += number - known.acknowledged;
                     known.acknowledged = number;
                 }
             }
