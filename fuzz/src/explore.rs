@@ -1,5 +1,5 @@
-//! Uses a volume that may be damaged: looks at all of it, then changes it. Whatever comes of that are results
-//! or errors; amounts are bounded, so that only the engine can make it endless.
+//! Uses a volume that may be damaged: looks at all of it and of its snapshots, then changes it. Whatever
+//! comes of that are results or errors; amounts are bounded, so that only the engine can make it endless.
 //!
 //! Neighbours: [`crate::image`] and [`crate::journal_records`] make the volumes.
 
@@ -8,6 +8,7 @@ use quire::{ErrorKind, FileType, RenameFlags, Result, Volume};
 
 const INODES_MAX: usize = 600;
 const NAMES_MAX: usize = 400;
+const SNAPSHOTS_MAX: usize = 4;
 
 /// What a walk met.
 #[derive(Default)]
@@ -37,7 +38,7 @@ impl Walk {
     }
 }
 
-/// Looks at every name, attribute and content, up to some number of inodes.
+/// Looks at every name, attribute and content, up to some number of inodes; and at snapshots.
 pub fn walk(volume: &Volume) -> Walk {
     let mut walk = Walk { folders: vec![volume.inodes().root()], ..Walk::default() };
     let (mut next, mut seen) = (0, 0);
@@ -59,6 +60,12 @@ pub fn walk(volume: &Volume) -> Walk {
             look_at(volume, &inode, &mut walk);
         }
         next += 1;
+    }
+    let snapshots = walk.look("snapshots", volume.snapshots()).unwrap_or_default();
+    for snapshot in snapshots.iter().filter(|snapshot| !snapshot.deleting).take(SNAPSHOTS_MAX) {
+        let opened = walk.look("snapshot", volume.open_snapshot(&snapshot.name));
+        let damage = opened.and_then(|opened| self::walk(&opened).damage);
+        walk.damage = walk.damage.or_else(|| damage.map(|damage| format!("in a snapshot, {damage}")));
     }
     walk
 }
@@ -147,6 +154,15 @@ pub fn change(volume: &Volume, found: &Walk, seed: u64) -> Option<String> {
                 walk.look("rename", volume.inodes().rename(parent, name, folder, &to, RenameFlags::empty()));
             }
             _ => {}
+        }
+    }
+    let snapshots = walk.look("snapshots", volume.snapshots()).unwrap_or_default();
+    if !snapshots.is_empty() || seed.is_multiple_of(4) {
+        walk.look("take", volume.take_snapshot("new"));
+        for (step, snapshot) in snapshots.iter().enumerate() {
+            if pick(9 + step as u64, 3) > 0 {
+                walk.look("delete", volume.delete_snapshot(&snapshot.name));
+            }
         }
     }
     walk.look("sync", volume.sync());

@@ -1,19 +1,20 @@
 //! Images of volumes with bytes changed anywhere: opening, walking, reading, changing, checking and repairing
 //! give results or errors, and end.
 //!
-//! Input: byte 0 chooses the sample and what is done with it, bytes 1 to 8 are a seed for the changes, then
-//! come edits (see [`crate::edits`]).
+//! Input: byte 0 chooses the sample and what is done with it (see [`chosen`]), bytes 1 to 8 are a seed for
+//! the changes, then come edits (see [`crate::edits`]).
 //!
 //! Promises that are checked beside "no panic, no hang, no out-of-memory":
 //! * a check without repair writes nothing;
-//! * an image that the check finds nothing wrong with opens, and neither a walk nor changes meet damage;
+//! * an image that the check finds nothing wrong with opens, and neither a walk nor changes meet damage, in
+//!   its snapshots either;
 //!   afterwards it is still clean;
 //! * an image of which a repair says that all is mended is clean, and opens; so is one of which a repair that
 //!   may lose data says so. A dry run of it, and a salvage, write nothing to the image.
 
 use crate::edits::edited;
 use crate::explore::{change, walk};
-use crate::sample::{SAMPLES, device, options, sample};
+use crate::sample::{SAMPLES, SNAPSHOTS, device, options, sample};
 use crate::seal::word;
 use quire_device::SimulatedBackend;
 use quire_device::simulated::Image;
@@ -23,8 +24,18 @@ use std::sync::Arc;
 /// Runs one input.
 pub fn run(input: &[u8]) {
     let Some((head, edits)) = input.split_at_checked(9) else { return };
-    let (number, how) = (usize::from(head[0]) % SAMPLES, usize::from(head[0]) / SAMPLES);
+    let (number, how) = chosen(head[0]);
     examine(&edited(sample(number), edits), how, word(head, 1));
+}
+
+/// The sample that a byte chooses, and what [`examine`] does with it: 192 to 223 choose the one with
+/// snapshots.
+pub fn chosen(byte: u8) -> (usize, usize) {
+    let others = SAMPLES - 1;
+    match usize::from(byte) {
+        byte @ 192..224 => (SNAPSHOTS, byte),
+        byte => (byte % others, byte / others),
+    }
 }
 
 /// Does to an image what `how` (modulo 4) says: 0, mount it read-only and walk; 1, check and use it; 2, check

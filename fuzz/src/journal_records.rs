@@ -1,14 +1,15 @@
 //! Transactions behind those of a real volume, in journal blocks that check: whatever they say, recovery
 //! applies them or refuses, and what it makes of them can be used, checked and repaired.
 //!
-//! Input: byte 0 says what is done then, bytes 1 to 8 are a seed for that, the rest is read with `arbitrary`:
+//! Input: byte 0 chooses the volume, closed or closed with snapshots, and what is done then
+//! ([`crate::image::chosen`]), bytes 1 to 8 are a seed for that, the rest is read with `arbitrary`:
 //! for each transaction how many changes it has, for each change what it does, with keys and values near
 //! those that the volume has; or bytes as they are.
 //!
 //! Neighbours: [`crate::journal_ring`] for blocks that do not check; [`crate::image`] for what happens then.
 
-use crate::image::examine;
-use crate::sample::{Sample, block, device, sample};
+use crate::image::{chosen, examine};
+use crate::sample::{CLOSED, SNAPSHOTS, Sample, block, device, sample};
 use crate::seal::word;
 use arbitrary::{Result, Unstructured};
 use quire_base::{BLOCK_SIZE, BlockNo, InodeNo, Seq};
@@ -19,6 +20,7 @@ use quire_format::journal::{
 };
 use quire_format::key::{Key, KeyKind, VALUE_MAX};
 use quire_format::record::{Change, Encoder};
+use quire_format::region::{REGION_BLOCKS, RegionMap};
 use quire_format::superblock::{SLOT_BLOCKS, Superblock};
 use std::ops::ControlFlow;
 use std::sync::OnceLock;
@@ -26,19 +28,16 @@ use std::sync::OnceLock;
 const TRANSACTIONS_MAX: usize = 24;
 const CHANGES_MAX: usize = 12;
 
-/// The closed sample: its journal is empty, so the input's transactions come first.
-const CLOSED: usize = 1;
-
-/// What the closed sample has in its tree.
+/// What a closed sample has in its trees. Its journal is empty, so the input's transactions come first.
 struct Contents {
     keys: Vec<(Key, Vec<u8>)>,
     superblock: Superblock,
 }
 
-fn contents() -> &'static Contents {
-    static CONTENTS: OnceLock<Contents> = OnceLock::new();
-    CONTENTS.get_or_init(|| {
-        let sample = sample(CLOSED);
+fn contents(number: usize) -> &'static Contents {
+    static CONTENTS: [OnceLock<Contents>; 2] = [const { OnceLock::new() }; 2];
+    CONTENTS[usize::from(number == SNAPSHOTS)].get_or_init(|| {
+        let sample = sample(number);
         let image = quire::internals::inspect::Image::load(device(&sample.image)).expect("the sample loads");
         let mut keys = Vec::new();
         image
@@ -57,16 +56,18 @@ fn contents() -> &'static Contents {
 /// Runs one input.
 pub fn run(input: &[u8]) {
     let Some((head, bytes)) = input.split_at_checked(9) else { return };
-    let image = with_records(sample(CLOSED), &transactions(bytes));
+    let number = if chosen(head[0]).0 == SNAPSHOTS { SNAPSHOTS } else { CLOSED };
+    let contents = contents(number);
+    let image = with_records(sample(number), contents, &transactions(bytes, contents));
     examine(&image, head[0].into(), word(head, 1));
 }
 
 /// The payloads of the records that the bytes say.
-fn transactions(bytes: &[u8]) -> Vec<Vec<u8>> {
+fn transactions(bytes: &[u8], contents: &'static Contents) -> Vec<Vec<u8>> {
     let mut source = Unstructured::new(bytes);
     let mut all = Vec::new();
     while !source.is_empty() && all.len() < TRANSACTIONS_MAX {
-        match transaction(&mut source) {
+        match transaction(&mut source, contents) {
             Ok(payload) if !payload.is_empty() => all.push(payload),
             Ok(_) => {}
             Err(_) => break,
@@ -75,7 +76,7 @@ fn transactions(bytes: &[u8]) -> Vec<Vec<u8>> {
     all
 }
 
-fn transaction(source: &mut Unstructured<'_>) -> Result<Vec<u8>> {
+fn transaction(source: &mut Unstructured<'_>, contents: &'static Contents) -> Result<Vec<u8>> {
     let count: u8 = source.arbitrary()?;
     if count == u8::MAX {
         let len = source.int_in_range(0..=200)?;
@@ -83,7 +84,7 @@ fn transaction(source: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     }
     let mut encoder = Encoder::new();
     for _ in 0..=usize::from(count) % CHANGES_MAX {
-        if let Some(change) = change(source)? {
+        if let Some(change) = change(source, contents)? {
             encoder.push(&change);
         }
     }
@@ -91,11 +92,34 @@ fn transaction(source: &mut Unstructured<'_>) -> Result<Vec<u8>> {
 }
 
 /// A change that a record can carry, or None.
-fn change(source: &mut Unstructured<'_>) -> Result<Option<Change>> {
-    let change = match source.arbitrary::<u8>()? % 10 {
+fn change(source: &mut Unstructured<'_>, contents: &'static Contents) -> Result<Option<Change>> {
+    let change = match source.arbitrary::<u8>()? {
+        // Blocks that only snapshots have become free; or any.
+        250.. => {
+            let near = contents.superblock.data_start.0 + u64::from(source.arbitrary::<u16>()?);
+            let (key, value) = existing(source, contents)?;
+            let dead = RegionMap::decode(&value).ok().filter(|_| key.kind == KeyKind::Dead);
+            match dead.and_then(|dead| dead.runs().next()) {
+                Some((start, blocks)) if source.arbitrary()? => {
+                    let start = BlockNo(key.offset * REGION_BLOCKS + u64::from(start));
+                    Change::Reclaim { start, blocks }
+                }
+                _ => {
+                    Change::Reclaim { start: BlockNo(near), blocks: 1 + u32::from(source.arbitrary::<u8>()?) }
+                }
+            }
+        }
+        byte => kind_of_change(byte % 10, source, contents)?,
+    };
+    Ok(is_encodable(&change).then_some(change))
+}
+
+/// A change of one of the other kinds.
+fn kind_of_change(kind: u8, source: &mut Unstructured<'_>, contents: &'static Contents) -> Result<Change> {
+    Ok(match kind {
         0..=2 => {
-            let (_, mut value) = existing(source)?;
-            let key = key(source)?;
+            let (_, mut value) = existing(source, contents)?;
+            let key = key(source, contents)?;
             for _ in 0..source.arbitrary::<u8>()? % 4 {
                 spoil(source, &mut value)?;
             }
@@ -103,12 +127,12 @@ fn change(source: &mut Unstructured<'_>) -> Result<Option<Change>> {
             Change::Put { key, value }
         }
         3 => {
-            let (key, mut value) = existing(source)?;
+            let (key, mut value) = existing(source, contents)?;
             spoil(source, &mut value)?;
             Change::Put { key: *key, value }
         }
-        4 => Change::Delete { key: key(source)? },
-        5 | 6 => extents(source)?,
+        4 => Change::Delete { key: key(source, contents)? },
+        5 | 6 => extents(source, contents)?,
         7 => {
             let (slot, inode) = (source.arbitrary::<u16>()?.into(), inode(source)?);
             if source.arbitrary()? {
@@ -118,7 +142,7 @@ fn change(source: &mut Unstructured<'_>) -> Result<Option<Change>> {
             }
         }
         8 => {
-            let superblock = &contents().superblock;
+            let superblock = &contents.superblock;
             let near = superblock.data_start.0 + u64::from(source.arbitrary::<u16>()?);
             let start = BlockNo(if source.arbitrary()? { near } else { superblock.pool_start.0 });
             let blocks = u32::from(source.arbitrary::<u16>()? % 1100);
@@ -128,19 +152,14 @@ fn change(source: &mut Unstructured<'_>) -> Result<Option<Change>> {
                 Change::PoolShrink { start, blocks }
             }
         }
-        9 => {
-            let superblock = &contents().superblock;
+        _ => {
+            let superblock = &contents.superblock;
             let near = superblock.data_start.0 + u64::from(source.arbitrary::<u16>()?);
             let start = BlockNo(if source.arbitrary()? { near } else { source.arbitrary::<u32>()?.into() });
             let blocks = 1 + usize::from(source.arbitrary::<u8>()? % 4);
             Change::Data { start, bytes: vec![source.arbitrary()?; blocks * 4096].into() }
         }
-        _ => {
-            let (key, _) = existing(source)?;
-            Change::Delete { key: *key }
-        }
-    };
-    Ok(is_encodable(&change).then_some(change))
+    })
 }
 
 /// Whether the encoder, which trusts its caller, takes a change.
@@ -168,8 +187,8 @@ fn is_encodable(change: &Change) -> bool {
     }
 }
 
-fn existing(source: &mut Unstructured<'_>) -> Result<(&'static Key, Vec<u8>)> {
-    let keys = &contents().keys;
+fn existing(source: &mut Unstructured<'_>, contents: &'static Contents) -> Result<(&'static Key, Vec<u8>)> {
+    let keys = &contents.keys;
     let (key, value) = &keys[usize::from(source.arbitrary::<u16>()?) % keys.len()];
     Ok((key, value.clone()))
 }
@@ -182,8 +201,8 @@ fn inode(source: &mut Unstructured<'_>) -> Result<InodeNo> {
 }
 
 /// A key of the volume, or one near it.
-fn key(source: &mut Unstructured<'_>) -> Result<Key> {
-    let mut key = *existing(source)?.0;
+fn key(source: &mut Unstructured<'_>, contents: &'static Contents) -> Result<Key> {
+    let mut key = *existing(source, contents)?.0;
     match source.arbitrary::<u8>()? % 6 {
         0 => key.object = inode(source)?.0,
         1 => key.offset = source.arbitrary()?,
@@ -214,8 +233,8 @@ fn spoil(source: &mut Unstructured<'_>, value: &mut Vec<u8>) -> Result<()> {
 }
 
 /// Extents that the volume has are removed, and such as it may have are inserted.
-fn extents(source: &mut Unstructured<'_>) -> Result<Change> {
-    let of_files: Vec<(InodeNo, Extent)> = contents()
+fn extents(source: &mut Unstructured<'_>, contents: &'static Contents) -> Result<Change> {
+    let of_files: Vec<(InodeNo, Extent)> = contents
         .keys
         .iter()
         .filter(|(key, _)| key.kind == KeyKind::Extent)
@@ -237,15 +256,19 @@ fn extents(source: &mut Unstructured<'_>) -> Result<Change> {
     }
     let mut inserted = Vec::new();
     for _ in 0..source.arbitrary::<u8>()? % 4 {
-        let superblock = &contents().superblock;
+        let superblock = &contents.superblock;
         let span = superblock.data_end.0 - superblock.data_start.0 + 8;
         let free = superblock.data_start.0 + source.arbitrary::<u32>()? as u64 % span;
+        let file_block = first.file_block + u64::from(source.arbitrary::<u8>()?);
+        let disk_block = if source.arbitrary()? { BlockNo(free) } else { first.disk_block };
+        let len = 1 + u32::from(source.arbitrary::<u8>()? % 40);
+        let bits: u8 = source.arbitrary()?;
         inserted.push(Extent {
-            file_block: first.file_block + u64::from(source.arbitrary::<u8>()?),
-            disk_block: if source.arbitrary()? { BlockNo(free) } else { first.disk_block },
-            len: 1 + u32::from(source.arbitrary::<u8>()? % 40),
-            unwritten: source.arbitrary()?,
-            birth: 0,
+            file_block,
+            disk_block,
+            len,
+            unwritten: bits & 1 == 1,
+            birth: (bits >> 6).into(),
         });
     }
     inserted.sort_by_key(|extent| extent.file_block);
@@ -257,8 +280,8 @@ fn extents(source: &mut Unstructured<'_>) -> Result<Change> {
 }
 
 /// The sample's image with these records in its journal, as the journal writes them.
-fn with_records(sample: &Sample, payloads: &[Vec<u8>]) -> Image {
-    let superblock = &contents().superblock;
+fn with_records(sample: &Sample, contents: &Contents, payloads: &[Vec<u8>]) -> Image {
+    let superblock = &contents.superblock;
     let mut stream = Vec::new();
     let mut starts = Vec::new();
     for payload in payloads {

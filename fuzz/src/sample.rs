@@ -15,7 +15,11 @@ use std::sync::{Arc, OnceLock};
 /// Blocks of the volumes: 16 MiB.
 pub const BLOCKS: u64 = 4096;
 /// How many there are.
-pub const SAMPLES: usize = 3;
+pub const SAMPLES: usize = 4;
+/// The closed one; its journal is empty.
+pub const CLOSED: usize = 1;
+/// The one with snapshots, closed too.
+pub const SNAPSHOTS: usize = 3;
 
 /// A volume's image, and which of its blocks mean something to the engine.
 pub struct Sample {
@@ -51,14 +55,15 @@ pub fn format(blocks: u64) -> Arc<SimulatedBackend> {
 }
 
 /// The sample of a number: 0 was cut off with a long journal, 1 was closed, 2 was cut off behind a long
-/// truncate, with one torn superblock.
+/// truncate, with one torn superblock, 3 has snapshots, one of which is being deleted.
 pub fn sample(number: usize) -> &'static Sample {
     static ALL: [OnceLock<Sample>; SAMPLES] = [const { OnceLock::new() }; SAMPLES];
     ALL[number % SAMPLES].get_or_init(|| {
         let image = match number % SAMPLES {
             0 => cut_off(),
             1 => closed(),
-            _ => torn(),
+            2 => torn(),
+            _ => with_snapshots(),
         };
         let metadata = metadata(&image);
         Sample { image, metadata }
@@ -146,6 +151,25 @@ fn closed() -> Image {
     let device = format(BLOCKS);
     let volume = open(&device);
     drop(populate(&volume, 0));
+    volume.drain_orphans();
+    volume.close().expect("closed");
+    device.visible()
+}
+
+fn with_snapshots() -> Image {
+    let device = format(BLOCKS);
+    let volume = open(&device);
+    drop(populate(&volume, 0));
+    volume.take_snapshot("first").expect("taken");
+    for number in [1, 2, 3, 4] {
+        let path = format!("folder0/file-with-a-longer-name-{number}");
+        volume.write(&path, vec![number; 9000]).expect("written");
+    }
+    volume.sync().expect("durable");
+    volume.take_snapshot("second").expect("taken");
+    volume.remove_file("folder0/file-with-a-longer-name-5").expect("removed");
+    drop(populate(&volume, 50));
+    volume.delete_snapshot_later("first").expect("marked");
     volume.drain_orphans();
     volume.close().expect("closed");
     device.visible()

@@ -10,6 +10,7 @@
 
 use quire_base::{BLOCK_SIZE, BlockNo};
 use quire_device::simulated::Image;
+use quire_format::key::KeyKind;
 use quire_format::{node, pool, superblock};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,6 +26,8 @@ const ROOTS_AT: [usize; 2] = [184, 368];
 const MANIFEST_AT: usize = 216;
 /// Where a reference to a node has its checksum.
 const REF_CRC: usize = 24;
+/// Where the value of a snapshot has the superblock's first bytes.
+const SNAPSHOT_SUPERBLOCK_AT: usize = 20;
 const MANIFEST_PAGES_MAX: usize = 64;
 const LEVELS_MAX: usize = 34;
 
@@ -44,6 +47,21 @@ pub fn word(block: &[u8], at: usize) -> u64 {
 /// The `u16` at an offset.
 pub fn half(block: &[u8], at: usize) -> usize {
     usize::from(u16::from_le_bytes([block[at], block[at + 1]]))
+}
+
+/// Seals the superblocks in the snapshots of a leaf. What they lead to stays as it is.
+fn seal_snapshots(leaf: &mut [u8; BLOCK_SIZE]) {
+    for entry in 0..half(leaf, 54).min((BLOCK_SIZE - node::HEADER_BYTES) / node::SLOT_BYTES) {
+        let slot = node::HEADER_BYTES + entry * node::SLOT_BYTES;
+        let fields = half(leaf, slot + 18) + SNAPSHOT_SUPERBLOCK_AT;
+        let end = fields + superblock::FIELDS_BYTES;
+        if leaf[slot + 16] == KeyKind::Snapshot as u8 && end <= BLOCK_SIZE {
+            let mut whole = [0; BLOCK_SIZE];
+            whole[..superblock::FIELDS_BYTES].copy_from_slice(&leaf[fields..end]);
+            seal_block(&mut whole, SUPERBLOCK_CRC_AT);
+            leaf[fields..end].copy_from_slice(&whole[..superblock::FIELDS_BYTES]);
+        }
+    }
 }
 
 /// Seals one image; see the module's documentation.
@@ -124,6 +142,9 @@ impl<'a> Sealer<'a> {
                     block[place + REF_CRC..place + REF_CRC + 4].copy_from_slice(&crc.to_le_bytes());
                 }
             }
+        }
+        if block[52] == 0 {
+            seal_snapshots(&mut block);
         }
         let crc = self.finish(at, block, NODE_CRC_AT);
         self.sealed.insert(at, Some(crc));
