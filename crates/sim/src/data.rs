@@ -341,10 +341,10 @@ impl Question<'_> {
     }
 }
 
-/// What can be said of bytes from `offset` on that were read beside writes, or of a file in which an operation
-/// failed midway: each sector holds zeros, what was there when the level began, or what an operation wrote
-/// there, one that failed included. `records` are those that were called by then. Nothing is said where bytes
-/// were moved, or where an append failed: nobody knows where.
+/// What can be said of bytes from `offset` on that were read beside writes, or of a file in which an
+/// operation failed midway: each sector holds zeros, what was there when the level began, or what an
+/// operation wrote there, one that failed included. `records` are those that were called by then. Nothing is
+/// said where bytes were moved, or where an append failed: nobody knows where.
 pub fn judge_parts<'a>(
     records: impl Iterator<Item = &'a Record>,
     inode: u64,

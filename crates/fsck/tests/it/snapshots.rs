@@ -97,7 +97,8 @@ fn a_forged_snapshot_is_found() {
     assert_eq!(forged(&|_| ()), "");
     let data_start = |superblock: &mut Superblock| superblock.data_start.0 += 300;
     assert!(forged(&data_start).contains("(areas)"), "{}", forged(&data_start));
-    let fields: [(&str, &dyn Fn(&mut Superblock)); 6] = [
+    type Change<'a> = &'a dyn Fn(&mut Superblock);
+    let fields: [(&str, Change<'_>); 6] = [
         ("(time of making)", &|superblock| superblock.created.0 += 1),
         ("(size)", &|superblock| {
             superblock.block_count += 1;

@@ -50,7 +50,7 @@ fn forced_times_survive_a_power_cut() {
             match work {
                 0 => drop(inodes.write_at(one, &[1; 4096], random.below(4) * 4096, flags).unwrap()),
                 1 => drop(inodes.write_at(one, &[2; 100], 0, flags | IoFlags::APPEND).unwrap()),
-                2 => drop(inodes.set_len(one, random.below(9000)).unwrap()),
+                2 => inodes.set_len(one, random.below(9000)).unwrap(),
                 3 => inodes.allocate(one, FallocateMode::PunchHole, 0, 4096).unwrap(),
                 4 => {
                     let mode = Some(0o600 + step);
@@ -64,7 +64,7 @@ fn forced_times_survive_a_power_cut() {
                 6 => drop(inodes.create(&directory, format!("n{step}").as_bytes(), &Create::file(0o600))),
                 7 => inodes.fsync(one, true).unwrap(),
                 8 => inodes.fsync(&directory, false).unwrap(),
-                9 => inodes.fsync_many_async(&[one.clone()], &SyncOptions::new()).wait().unwrap(),
+                9 => inodes.fsync_many_async(std::slice::from_ref(one), &SyncOptions::new()).wait().unwrap(),
                 10 => volume.sync().unwrap(),
                 _ => inodes.fsync(one, false).unwrap(),
             }
