@@ -7,8 +7,9 @@
 //!
 //! Errors. The first failed flush, and the first failed write of class Journal or Metadata, is kept:
 //! [`Device::failure`] reports it, and later writes of these classes and flushes fail with it. Reads, and
-//! writes of class Data, go on. A request refused before any I/O (a range past the end) is not kept. A flush
-//! that is not needed (its mark is durable) still succeeds: that is the truth.
+//! writes of class Data, go on. A request refused before any I/O (a range past the end) is not kept, nor is a
+//! failed [`Device::mend`]. A flush that is not needed (its mark is durable) still succeeds: that is the
+//! truth.
 //!
 //! Hold. Between [`Device::hold_writes`] and [`Device::release_writes`] nothing changes what is on the
 //! device: writes and discards wait before they begin. Reads and flushes go on.
@@ -184,6 +185,22 @@ impl Device {
         let _admitted = self.shared.writes.enter();
         let outcome = self.backend.write(class, at, buf);
         self.shared.ended(class, IoOp::Write, bytes, &outcome);
+        outcome
+    }
+
+    /// As [`Device::write`], over what is bad already and nothing depends on: a failure changes nothing, and
+    /// is the caller's alone.
+    pub fn mend(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
+        quire_base::patience::assert_may_wait("the device");
+        self.shared.admit(class, IoOp::Write)?;
+        let bytes = buf.len() as u64;
+        backend::check_range(&self.name, self.blocks(), "writing", at, bytes)?;
+        let _admitted = self.shared.writes.enter();
+        let outcome = self.backend.write(class, at, buf);
+        match outcome {
+            Ok(()) => self.shared.ended(class, IoOp::Write, bytes, &outcome),
+            Err(_) => self.shared.counters.transferred(class, IoOp::Write, bytes, false),
+        }
         outcome
     }
 

@@ -234,7 +234,13 @@ pub(crate) fn open_for_format(path: &std::path::Path, options: &FormatOptions) -
         let wanted = options.size.unwrap_or(metadata.len());
         check_size(wanted, options)?;
         if wanted > metadata.len() {
-            // An empty or shorter file: look before it grows, so that a refusal changes nothing.
+            // A file that is open elsewhere keeps its length: the lock comes first.
+            let backend = quire_device::open_image(path, quire_device::OpenMode::ReadWrite)?;
+            // Look before it grows: a refusal changes nothing, and second superblocks lie at the end of now.
+            if backend.blocks() > 0 && !options.force {
+                refuse_existing(&Device::new(backend))?;
+            }
+            // Also what is less than a block.
             if metadata.len() > 0 && !options.force {
                 use std::io::Read;
                 let file = std::fs::File::open(path).map_err(|error| Error::os(doing("opening"), &error))?;
@@ -252,8 +258,6 @@ pub(crate) fn open_for_format(path: &std::path::Path, options: &FormatOptions) -
                     ));
                 }
             }
-            // A file that is open elsewhere keeps its length: the lock comes first.
-            drop(quire_device::open_image(path, quire_device::OpenMode::ReadWrite)?);
             let file = std::fs::OpenOptions::new()
                 .write(true)
                 .open(path)

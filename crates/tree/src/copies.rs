@@ -56,7 +56,7 @@ pub(crate) fn read_copies<T>(
             let mended = device
                 .read(IoClass::Metadata, serves, &mut buffer)
                 .and_then(|()| check(&buffer))
-                .and_then(|_| device.write(IoClass::Metadata, block, &buffer));
+                .and_then(|_| device.mend(IoClass::Metadata, block, &buffer));
             if let Err(error) = &mended {
                 tracing::warn!(%block, %error, "a bad copy of metadata could not be overwritten");
             }

@@ -107,7 +107,9 @@ pub(crate) fn load(device: &Arc<Device>, options: &VolumeOptions) -> Result<Load
                 }
                 return Ok(loaded);
             }
-            Err(error) if error.kind() == ErrorKind::Corrupt => reasons.push(of_slot(error)),
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
+                reasons.push(of_slot(error));
+            }
             Err(error) => return Err(error),
         }
     }

@@ -20,6 +20,7 @@
 //! journal.
 
 use super::load::{self, Loaded};
+use super::unfinished;
 use crate::mkfs::{JOURNAL_BYTES_MAX, VOLUME_BYTES_MAX, write_zeros};
 use crate::options::{Reshape, VolumeOptions};
 use crate::store::apply::change_regions;
@@ -55,11 +56,13 @@ impl Reshape {
 
     /// Whether it would fit the volume if its device had so many blocks. Writes nothing.
     ///
-    /// Errors: those of [`Reshape::plan`], and of recovery.
+    /// Errors: those of [`Reshape::plan`], and of recovery; `Busy` with an unfinished receive.
     #[cfg_attr(any(loom, shuttle), allow(dead_code))]
     pub(crate) fn check_with_room(&self, backend: Arc<dyn Backend>, blocks: u64) -> Result<()> {
         let device = Device::new(backend);
-        let loaded = load::load(&device, &VolumeOptions::default())?;
+        let options = VolumeOptions::default();
+        let loaded = load::load(&device, &options)?;
+        unfinished::shown_instead(&device, &loaded.tree, &options)?;
         self.plan_with_room(&device, &loaded, blocks).map(drop)
     }
 

@@ -115,7 +115,7 @@ impl Store {
 
     /// Writes zeros over blocks of the journal that cannot be read, where neither superblock needs them: a
     /// crash would be refused if the journal ended at one. Keeps all changes out for as long as that takes;
-    /// the journal writes nothing meanwhile.
+    /// the journal writes nothing meanwhile. A block that cannot be written either is left to the journal.
     fn renew_journal(&self, unreadable: &[BlockNo]) -> Result<u64> {
         let (false, Some(journal)) = (unreadable.is_empty(), &self.journal) else { return Ok(0) };
         let _state = self.checkpoint.lock();
@@ -131,9 +131,15 @@ impl Store {
         };
         let mut renewed = 0;
         for at in unreadable.iter().filter(|at| !needed(at)) {
-            self.device.write(IoClass::Journal, *at, &AlignedBuf::zeroed(BLOCK_SIZE))?;
-            tracing::warn!(%at, "an unused block of the journal could not be read; it is written anew");
-            renewed += 1;
+            match self.device.mend(IoClass::Journal, *at, &AlignedBuf::zeroed(BLOCK_SIZE)) {
+                Ok(()) => {
+                    tracing::warn!(%at, "an unused block of the journal could not be read; it is written anew");
+                    renewed += 1;
+                }
+                Err(error) => {
+                    tracing::warn!(%at, %error, "an unused block of the journal can neither be read nor written");
+                }
+            }
         }
         Ok(renewed)
     }

@@ -13,6 +13,7 @@ use quire_format::dirent::{Entry, cookie};
 use quire_format::extent::Extent;
 use quire_format::key::Key;
 use quire_format::superblock::{FAR_BLOCKS, SLOT_BLOCKS, Superblock, orphan_blocks_max};
+use quire_tree::{PoolState, Tree, TreeLimits};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -213,4 +214,53 @@ fn the_superblock_that_does_not_serve_is_named() {
     let fallback = volume.recovery().fallback.clone().expect("one superblock is damaged");
     assert!(fallback.starts_with(&format!("superblock {}: ", ["A", "B"][older])), "{fallback}");
     volume.close().unwrap();
+}
+
+/// A leaf that only the replay of the journal needed, and that could not be read, ended the opening, though
+/// the older superblock served where the same leaf had flipped bits.
+#[test]
+fn an_unreadable_leaf_that_replay_needs_is_passed_over() {
+    let device = Arc::new(SimulatedBackend::new(4096));
+    let format = FormatOptions::new().seed(1).journal_bytes(1 << 20).metadata_copies(1).clock(clock());
+    format.format_backend(device.clone()).unwrap();
+    let volume = options().open_backend(device.clone()).unwrap();
+    volume.create_dir("many").unwrap();
+    (0..400).for_each(|n| volume.write(format!("many/a-file-with-a-longer-name-{n:04}"), "").unwrap());
+    volume.checkpoint().unwrap();
+    volume.write("second", "second").unwrap();
+    volume.checkpoint().unwrap();
+    // What the replay reads of the root directory lies in a leaf that only the newest checkpoint has.
+    volume.write("third", "third").unwrap();
+    volume.sync().unwrap();
+    let image = device.crash(CrashPolicy::LoseAll);
+    let mut leaves = Vec::new();
+    let found = quire_device::Device::new(Arc::new(SimulatedBackend::from_image(image.clone())));
+    let superblocks = superblocks_of(&SimulatedBackend::from_image(image.clone()));
+    let newest = superblocks.iter().max_by_key(|superblock| superblock.checkpoint).unwrap();
+    let (id, limits) = (newest.volume_id(), TreeLimits::with_cache_bytes(16 << 20));
+    let pool = PoolState::load(&found, id, newest.manifest, newest.block_count).unwrap();
+    let tree = Tree::open(found, id, newest.roots(), pool, limits).unwrap();
+    tree.walk(&mut |at, _| {
+        leaves.extend((at.level == 0).then_some(at.block));
+        Ok(())
+    })
+    .unwrap();
+    assert!(leaves.len() > 2, "{leaves:?}");
+    let mut passed_over = 0;
+    for at in leaves {
+        let device = Arc::new(SimulatedBackend::from_image(image.clone()));
+        device.inject(Fault::on(FaultOp::Read).region(at.0..at.0 + 1).times(u64::MAX));
+        match options().open_backend(device.clone()) {
+            Ok(volume) => {
+                passed_over += usize::from(volume.recovery().fallback.is_some());
+                device.clear_faults();
+                assert_eq!(volume.read("second").unwrap(), b"second");
+                assert_eq!(volume.read("third").unwrap(), b"third");
+                volume.close().unwrap();
+            }
+            // Both checkpoints have it.
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Io, "{error}"),
+        }
+    }
+    assert!(passed_over > 0);
 }

@@ -212,3 +212,41 @@ fn a_label_changes_and_the_rest_stays() {
     assert_eq!(set_label(&image, "").unwrap().label, "");
     check(&image);
 }
+
+/// Where `format` was to enlarge the image, it looked for a volume's second superblocks at the end that the
+/// file was to get: a volume whose beginning was overwritten was taken for nothing, and overwritten.
+#[test]
+fn a_format_that_enlarges_an_image_looks_at_its_end() {
+    use std::os::unix::fs::FileExt;
+    let directory = tempfile::tempdir().unwrap();
+    let image = volume(&directory);
+    let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
+    file.write_all_at(&vec![0; MIB as usize], 0).unwrap();
+    drop(file);
+    for options in [FormatOptions::new(), FormatOptions::new().size(128 * MIB)] {
+        let refused = options.format(&image).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Exists, "{refused}");
+        assert!(refused.to_string().contains("beginning was overwritten"), "{refused}");
+        assert_eq!(std::fs::metadata(&image).unwrap().len(), 64 * MIB);
+    }
+    FormatOptions::new().size(128 * MIB).force(true).format(&image).unwrap();
+    Volume::open(&image).unwrap().close().unwrap();
+}
+
+/// A volume with an unfinished receive was not resized, but its file had grown already when that was said.
+#[test]
+fn an_unfinished_receive_keeps_the_size_of_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let (source, target) = (volume(&directory), directory.path().join("target"));
+    quire::take_snapshot(&source, "first").unwrap();
+    FormatOptions::new().size(64 * MIB).format(&target).unwrap();
+    let volume = VolumeOptions::new().read_only(true).open(&source).unwrap();
+    let mut stream = Vec::new();
+    quire::SendOptions::new().send(&volume, "first", &mut stream, &mut |_| ()).unwrap();
+    let cut = &stream[..stream.len() - 1];
+    let broken = quire::ReceiveOptions::new().receive(&target, &mut &cut[..], &mut |_| ()).unwrap_err();
+    assert_eq!(broken.kind(), ErrorKind::UnexpectedEof, "{broken}");
+    let refused = ResizeOptions::new().size(128 * MIB).resize(&target).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+    assert_eq!(std::fs::metadata(&target).unwrap().len(), 64 * MIB);
+}

@@ -78,3 +78,38 @@ fn a_file_whose_extents_cannot_be_read_is_told() {
     assert_eq!(report.unreadable[0].path, Path::new("/bad"));
     volume.close().unwrap();
 }
+
+/// A scrub that could overwrite neither a bad copy of a snapshot's metadata nor an unreadable block of the
+/// journal shut the volume down, though another copy served, and the block was in no use.
+#[test]
+fn a_repair_that_the_device_refuses_ends_nothing() {
+    use quire::AlignedBuf;
+    use quire::backend::Backend;
+    use quire::internals::repair::Session;
+    use quire_format::{key::Key, snapshot::Snapshot};
+    let (device, volume) = new_volume(16384);
+    volume.write("file", "old").unwrap();
+    volume.take_snapshot("first").unwrap();
+    volume.write("file", "new").unwrap();
+    volume.close().unwrap();
+    let session = Session::open(device.clone()).unwrap();
+    let value = session.tree().get(Key::snapshot(1)).unwrap().expect("the snapshot is there");
+    let copy = Snapshot::decode(&value).unwrap().superblock.manifest.block;
+    let journal = session.superblock().journal();
+    session.close().unwrap();
+
+    let volume = options().open_backend(device.clone()).unwrap();
+    device.write(IoClass::Metadata, copy, &AlignedBuf::blocks(1)).unwrap();
+    let unused = journal.start.0 + journal.blocks / 2;
+    device.inject(Fault::on(FaultOp::Write).region(copy.0..copy.0 + 1).times(u64::MAX));
+    for op in [FaultOp::Read, FaultOp::Write] {
+        device.inject(Fault::on(op).region(unused..unused + 1).times(u64::MAX));
+    }
+    let report = volume.scrub(&ScrubOptions::new(), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert!(report.is_good(), "{report:?}");
+    assert_eq!((report.damaged, report.healed), (2, 0));
+    volume.write("later", "later").unwrap();
+    volume.sync().unwrap();
+    device.clear_faults();
+    volume.close().unwrap();
+}
