@@ -99,16 +99,18 @@ pub struct Operations {
     inodes: InodeTable,
     files: FileTable,
     cache: CacheMode,
+    /// All files are written synchronously.
+    sync: bool,
     kept: Arc<Kept>,
     snapshots: Snapshots,
 }
 
 impl Operations {
-    /// Serves `volume`.
-    pub fn new(volume: Volume, cache: CacheMode, show: ShowSnapshots) -> Operations {
+    /// Serves `volume`; with `sync` all files are written synchronously.
+    pub fn new(volume: Volume, cache: CacheMode, sync: bool, show: ShowSnapshots) -> Operations {
         let inodes = InodeTable::new(volume.inodes().root());
         let (snapshots, kept) = (Snapshots::new(&volume, show), Arc::default());
-        Operations { volume, inodes, files: FileTable::default(), cache, kept, snapshots }
+        Operations { volume, inodes, files: FileTable::default(), cache, sync, kept, snapshots }
     }
 
     /// The volume served.

@@ -202,7 +202,8 @@ impl Session {
     pub fn mount(volume: Volume, dir: &Path, options: &ServeOptions) -> Result<Session> {
         let dir = mount::resolve(dir)?;
         let threads = options.threads.unwrap_or_else(default_threads).max(1);
-        let operations = Operations::new(volume.clone(), options.cache, options.snapshots);
+        let operations =
+            Operations::new(volume.clone(), options.cache, options.flags.sync, options.snapshots);
         // One thread at least stays with the device.
         let sync_names = options.flags.sync || options.flags.dir_sync;
         let patience = options.sync_patience.unwrap_or(SYNC_PATIENCE);

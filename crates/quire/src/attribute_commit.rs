@@ -47,7 +47,8 @@ impl Engine {
         let mut outcome = self.journal_together(&batch);
         if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoSpace) {
             // A volume that is nearly full may have room for a smaller transaction.
-            outcome = batch.iter().try_for_each(|inode| self.journal_attributes(inode, false));
+            let each = batch.iter().map(|inode| self.journal_attributes(inode, false));
+            outcome = each.fold(Ok(()), Result::and);
         }
         batch.iter().for_each(|inode| self.settle_dirty(inode));
         outcome

@@ -281,10 +281,11 @@ impl Engine {
     pub(crate) fn remove_xattr(self: &Arc<Engine>, inode: &InodeRef, name: &[u8]) -> Result<()> {
         self.store.check_writable()?;
         check_may_have(inode, name)?;
-        let flags = XattrFlags::REPLACE;
         if let Some(property) = Property::of(name) {
-            return self.set_property(inode, property, None, flags);
+            return self.set_property(inode, property, None, XattrFlags::REPLACE);
         }
+        // Not to have a list is what its removal asks for.
+        let flags = if acl::is_acl_name(name) { XattrFlags::empty() } else { XattrFlags::REPLACE };
         let _change = self.begin_change()?;
         if name == CAPABILITIES {
             patience::check("the capabilities to be gone for good")?;

@@ -114,7 +114,8 @@ impl Operations {
             Some(counted) => !counted.is_kept(),
             None => (self.cache == CacheMode::Engine || past_kernel) && !execution,
         };
-        let file = OpenFile::new(inode, cut, writable, direct, counted);
+        let mut file = OpenFile::new(inode, cut, writable, direct, counted);
+        file.synchronous = self.sync || flags & libc::O_DSYNC != 0;
         Ok(Opened { handle: self.files.insert(file), direct })
     }
 
@@ -364,6 +365,9 @@ impl Operations {
         if source.snapshot.is_some() {
             return Err(Error::new(ErrorKind::Unsupported, "a copy from a snapshot"));
         }
+        if target.synchronous {
+            return Err(Error::new(ErrorKind::Unsupported, "a copy that is to be durable at once"));
+        }
         target.note_change();
         let length = request.length.min(COPY_MAX);
         let (from, to) = (request.from_offset, request.to_offset);
@@ -374,7 +378,7 @@ impl Operations {
     pub fn try_copy(&self, request: &CopyRequest) -> Option<Result<u64>> {
         let (source, target) = (self.files.get(request.from).ok()?, self.files.get(request.to).ok()?);
         let is_between = source.snapshot.is_some() || target.snapshot.is_some();
-        if is_between || source.group.is_present() || target.group.is_present() {
+        if is_between || target.synchronous || source.group.is_present() || target.group.is_present() {
             return None;
         }
         let there = self.volume.inodes().metadata(&source.inode).size().checked_sub(request.from_offset)?;

@@ -22,6 +22,8 @@ pub struct OpenFile {
     changed: AtomicBool,
     /// Open for writing.
     pub writable: bool,
+    /// What is written through it is durable when the call returns.
+    pub synchronous: bool,
     /// The kernel passes reads and writes on as they are.
     pub uncached: bool,
     /// The snapshot that it is in, held open.
@@ -45,7 +47,7 @@ impl OpenFile {
     ) -> OpenFile {
         let changed = AtomicBool::new(changed);
         let (snapshot, group, leases) = (None, HandleGroup::default(), HandleLeases::default());
-        OpenFile { inode, changed, writable, uncached, snapshot, group, leases, counted }
+        OpenFile { inode, changed, writable, synchronous: false, uncached, snapshot, group, leases, counted }
     }
     /// An open of an inode in a snapshot.
     pub fn in_snapshot(inode: InodeRef, snapshot: Arc<Volume>, uncached: bool) -> OpenFile {

@@ -3,7 +3,7 @@
 //! Needs root and `/dev/fuse`; says so and passes where they are missing.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Barrier, Condvar, Mutex};
@@ -261,6 +261,33 @@ fn names_are_durable_at_once_where_that_is_promised() {
                 let changing = scope.spawn(change);
                 wait_until("nothing is flushed", || mounted.device.waits() || changing.is_finished());
                 assert!(!changing.is_finished(), "change {number} returned before it was durable");
+            });
+        }
+    }
+}
+
+/// A copy within the mount did not heed `O_DSYNC`, nor `-o sync`: a crash right behind it left nothing of it.
+#[test]
+fn a_copy_is_durable_at_once_where_that_is_promised() {
+    let sync = MountFlags { sync: true, ..MountFlags::default() };
+    for transport in [TransportChoice::Device, TransportChoice::Ring] {
+        for (flags, how) in [(MountFlags::default(), libc::O_DSYNC), (sync.clone(), 0)] {
+            let Some(mounted) = Mounted::with(transport, flags) else { return };
+            let path = |name: &str| mounted.directory.path().join(name);
+            std::fs::write(path("source"), vec![7; 300_000]).unwrap();
+            let source = std::fs::File::open(path("source")).unwrap();
+            let mut options = std::fs::OpenOptions::new();
+            let target = options.create_new(true).write(true).custom_flags(how).open(path("target")).unwrap();
+            target.sync_all().unwrap();
+            mounted.device.shut(true);
+            std::thread::scope(|scope| {
+                let _open = Open(&mounted.device);
+                let copying = scope.spawn(|| {
+                    let (from, to) = (Some(&mut 0), Some(&mut 0));
+                    rustix::fs::copy_file_range(&source, from, &target, to, 300_000).unwrap()
+                });
+                wait_until("nothing is flushed", || mounted.device.waits() || copying.is_finished());
+                assert!(!copying.is_finished(), "a copy returned before it was durable");
             });
         }
     }
