@@ -24,7 +24,7 @@ use crate::recorded::{Overlay, RecordedBlocks};
 use crate::stats::{Counters, DeviceStats, Tally};
 use quire_base::admission::Admission;
 use quire_base::sync::Arc;
-use quire_base::{BLOCK_SIZE, BlockNo, Error, Result};
+use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
 use std::fmt;
 // Not by way of `sync`: every transfer looks, and a model need not interleave that.
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -178,19 +178,17 @@ impl Device {
 
     /// Writes `buf` (whole blocks) to `at` and returns when it has completed; durable after a flush.
     pub fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
-        quire_base::patience::assert_may_wait("the device");
-        self.shared.admit(class, IoOp::Write)?;
-        let bytes = buf.len() as u64;
-        backend::check_range(&self.name, self.blocks(), "writing", at, bytes)?;
-        let _admitted = self.shared.writes.enter();
-        let outcome = self.backend.write(class, at, buf);
-        self.shared.ended(class, IoOp::Write, bytes, &outcome);
-        outcome
+        self.write_and_keep(true, class, at, buf)
     }
 
     /// As [`Device::write`], over what is bad already and nothing depends on: a failure changes nothing, and
     /// is the caller's alone.
     pub fn mend(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
+        self.write_and_keep(false, class, at, buf)
+    }
+
+    /// Keeps the error of a write that ends changes, if `keeps`.
+    fn write_and_keep(&self, keeps: bool, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
         quire_base::patience::assert_may_wait("the device");
         self.shared.admit(class, IoOp::Write)?;
         let bytes = buf.len() as u64;
@@ -198,8 +196,8 @@ impl Device {
         let _admitted = self.shared.writes.enter();
         let outcome = self.backend.write(class, at, buf);
         match outcome {
-            Ok(()) => self.shared.ended(class, IoOp::Write, bytes, &outcome),
-            Err(_) => self.shared.counters.transferred(class, IoOp::Write, bytes, false),
+            Err(_) if !keeps => self.shared.counters.transferred(class, IoOp::Write, bytes, false),
+            _ => self.shared.ended(class, IoOp::Write, bytes, &outcome),
         }
         outcome
     }
@@ -299,6 +297,16 @@ impl Device {
         self.backend.discard(at, count)?;
         self.shared.counters.add(Tally::DiscardedBlocks, count);
         Ok(())
+    }
+
+    /// As [`Device::discard`], where a failure loses nothing: it is only logged.
+    pub fn try_discard(&self, at: BlockNo, count: u64) {
+        match self.discard(at, count) {
+            Err(error) if error.kind() != ErrorKind::Unsupported => {
+                tracing::warn!(%error, start = at.0, blocks = count, "discard failed");
+            }
+            _ => {}
+        }
     }
 
     /// Keeps writes and discards back from now on, and waits for those under way. False if they are kept

@@ -50,9 +50,8 @@ pub(crate) fn check(
         .map(|(number, snapshot)| {
             let superblock = &snapshot.superblock;
             compare(*number, snapshot, now, findings);
-            if areas.replace((superblock.journal(), superblock.data_space()))
-                != Some((superblock.journal(), superblock.data_space()))
-            {
+            let its_areas = (superblock.journal(), superblock.data_space());
+            if areas.replace(its_areas) != Some(its_areas) {
                 seen.clear();
             }
             let (slot, role) = (superblock.slot as usize, Role::Snapshot(&snapshot.name));

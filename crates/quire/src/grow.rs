@@ -32,7 +32,7 @@ use crate::engine::Engine;
 use crate::recovery::reshape::{check_growth, check_room};
 use crate::volume::{Volume, VolumeInfo};
 use quire_base::sync::atomic::Ordering;
-use quire_base::{BLOCK_SIZE, ErrorKind, Result};
+use quire_base::{BLOCK_SIZE, Result};
 use quire_format::extent::Run;
 
 impl Volume {
@@ -91,13 +91,7 @@ impl Engine {
         published.map_err(|error| self.store.shut_down(&error))?;
         drop(state);
 
-        // A failed discard loses nothing.
-        match self.store.device.discard(former.start, former.blocks) {
-            Err(error) if error.kind() != ErrorKind::Unsupported => {
-                tracing::warn!(%error, start = former.start.0, blocks = former.blocks, "discard failed");
-            }
-            _ => {}
-        }
+        self.store.device.try_discard(former.start, former.blocks);
         self.store.alloc.grow(self.store.data_end()).map_err(|error| self.store.shut_down(&error))?;
         self.store.keep_standing_reserve()?;
         self.store.pay_pool_debt();

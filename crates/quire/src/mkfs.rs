@@ -236,11 +236,12 @@ pub(crate) fn open_for_format(path: &std::path::Path, options: &FormatOptions) -
         if wanted > metadata.len() {
             // A file that is open elsewhere keeps its length: the lock comes first.
             let backend = quire_device::open_image(path, quire_device::OpenMode::ReadWrite)?;
-            // Look before it grows: a refusal changes nothing, and second superblocks lie at the end of now.
+            // A refusal changes nothing, and a volume's second superblocks lie at the end that the file has
+            // now.
             if backend.blocks() > 0 && !options.force {
                 refuse_existing(&Device::new(backend))?;
             }
-            // Also what is less than a block.
+            // A file of less than a block may hold something, too.
             if metadata.len() > 0 && !options.force {
                 use std::io::Read;
                 let file = std::fs::File::open(path).map_err(|error| Error::os(doing("opening"), &error))?;

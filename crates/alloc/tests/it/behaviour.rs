@@ -3,7 +3,7 @@
 use crate::common::{Tree, Trimmer, config, empty, run};
 use quire_alloc::{AllocConfig, Allocator, Funding, RegionSource, Run};
 use quire_base::sync::{Arc, thread};
-use quire_base::{BlockNo, Error, ErrorKind, InodeNo, Result, Seq};
+use quire_base::{BlockNo, Error, ErrorKind, InodeNo, Result, Seq, patience};
 use quire_format::region::RegionMap;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -262,6 +262,21 @@ fn a_failed_discard_still_frees() {
         assert_eq!(allocator.discard_free(run(10, 10)), Some(0));
         assert_eq!(allocator.stats().discarded_blocks, 0);
     }
+}
+
+/// A thread that takes a mount's requests waited for homes that were being written, with a file's segments
+/// locked, to get blocks whose freeing had become durable.
+#[test]
+fn a_thread_that_may_not_wait_leaves_due_frees_to_others() {
+    let trimmer = Arc::new(Trimmer::default());
+    let allocator = Allocator::new(config(0, 100), Arc::new(Tree::default()), trimmer.clone()).unwrap();
+    allocate(&allocator, 0, 100, 100).unwrap();
+    allocator.durable(Seq(3));
+    allocator.freed(Seq(3), &[run(10, 10)]).unwrap();
+    let refused = patience::at_once(|| allocator.reserve(1).map(drop)).unwrap_err();
+    assert_eq!((refused.kind(), trimmer.waits.load(Ordering::Relaxed)), (ErrorKind::NoSpace, 0));
+    drop(allocator.reserve(1).unwrap());
+    assert_eq!(trimmer.waits.load(Ordering::Relaxed), 1);
 }
 
 /// Freed blocks were kept back until their discard: a writer got ENOSPC, and a volume that was written and

@@ -2,12 +2,11 @@
 //!
 //! Protocol. A thread that changes an entry holds the directory's liveness shared and the bucket of the
 //! entry's name. A thread that removes a directory holds its liveness exclusively, after the liveness and the
-//! bucket of its name in its parent. A thread that changes what a directory hands down to what is created
-//! in it (properties, set-gid and group, default access list) holds the liveness exclusively too, and nothing
-//! else. Directories are entered one
-//! after the other, each with all of its buckets, ancestors first: so a thread that holds a bucket of a
-//! directory and waits for the liveness of one below never meets a thread that holds that below and waits for
-//! the bucket.
+//! bucket of its name in its parent. A thread that changes what a directory hands down to what is created in
+//! it (properties, set-gid and group, default access list) holds the liveness exclusively too, and nothing
+//! else. Directories are entered one after the other, each with all of its buckets, ancestors first: so a
+//! thread that holds a bucket of a directory and waits for the liveness of one below never meets a thread
+//! that holds that below and waits for the bucket.
 //!
 //! A rename changes two entries in one transaction. For as long as it applies it counts itself in the
 //! directory's *moving* word (low half: renames under way, high half: renames done). A look-up without locks
@@ -120,8 +119,8 @@ fn hold_alone(directory: &Inode) -> Result<RwLockWriteGuard<'_, bool>> {
     dead.try_write().ok_or_else(|| Error::new(ErrorKind::WouldBlock, "the directory is in use"))
 }
 
-/// Of a directory, whose handed-down attributes the caller changes: what is created meanwhile has the old
-/// ones and is journaled before the change, or has the new ones and is journaled behind it.
+/// Keeps creates out of a directory, if it is one, while the caller changes what it hands down: a create has
+/// the old attributes and is journaled before the change, or has the new ones and is journaled behind it.
 pub(crate) fn hold_creates(inode: &Inode) -> Result<Option<RwLockWriteGuard<'_, bool>>> {
     (inode.kind == FileType::Directory).then(|| hold_alone(inode)).transpose()
 }

@@ -185,15 +185,7 @@ impl Plan {
     /// Step 5 of the protocol: nothing needs the old shape any more.
     pub(crate) fn published(&self, device: &Device) -> Result<()> {
         device.flush()?;
-        for run in &self.outdated {
-            // A failed discard loses nothing.
-            match device.discard(run.start, run.blocks) {
-                Err(error) if error.kind() != ErrorKind::Unsupported => {
-                    tracing::warn!(%error, start = run.start.0, blocks = run.blocks, "discard failed");
-                }
-                _ => {}
-            }
-        }
+        self.outdated.iter().for_each(|run| device.try_discard(run.start, run.blocks));
         Ok(())
     }
 }

@@ -54,14 +54,18 @@ fn forced_times_survive_a_power_cut() {
                 3 => inodes.allocate(one, FallocateMode::PunchHole, 0, 4096).unwrap(),
                 4 => {
                     let mode = Some(0o600 + step);
-                    drop(inodes.set_attributes(one, &SetAttributes { mode, ..SetAttributes::default() }))
+                    let set = SetAttributes { mode, ..SetAttributes::default() };
+                    drop(inodes.set_attributes(one, &set).unwrap())
                 }
                 5 => {
                     let mut group = inodes.atomic();
                     group.write_at(one, &[3; 50], 10).unwrap();
                     group.commit(Commit::Ordered).unwrap();
                 }
-                6 => drop(inodes.create(&directory, format!("n{step}").as_bytes(), &Create::file(0o600))),
+                6 => {
+                    let name = format!("n{step}");
+                    drop(inodes.create(&directory, name.as_bytes(), &Create::file(0o600)).unwrap())
+                }
                 7 => inodes.fsync(one, true).unwrap(),
                 8 => inodes.fsync(&directory, false).unwrap(),
                 9 => inodes.fsync_many_async(std::slice::from_ref(one), &SyncOptions::new()).wait().unwrap(),

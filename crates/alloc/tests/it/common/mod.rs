@@ -7,6 +7,7 @@ use quire_base::{BlockNo, Error, ErrorKind, Result};
 use quire_format::region::{RegionMap, split_by_region};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The tree's free-space keys.
 #[derive(Default)]
@@ -37,12 +38,18 @@ impl RegionSource for Tree {
 #[derive(Default)]
 pub struct Trimmer {
     pub runs: Mutex<Vec<Run>>,
+    /// How often somebody has waited for writes.
+    pub waits: AtomicUsize,
     /// How discards fail.
     pub fail: Option<ErrorKind>,
     pub during: Option<Box<dyn Fn(Run) + Send + Sync>>,
 }
 
 impl Discard for Trimmer {
+    fn await_writes(&self) {
+        self.waits.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn discard(&self, at: BlockNo, blocks: u64) -> Result<()> {
         let run = Run::new(at, blocks);
         self.runs.lock().unwrap().push(run);
