@@ -50,9 +50,9 @@ pub(crate) fn check(
         .map(|(number, snapshot)| {
             let superblock = &snapshot.superblock;
             compare(*number, snapshot, now, findings);
-            let its_areas = (superblock.journal(), superblock.data_space());
-            if areas.replace(its_areas) != Some(its_areas) {
-                seen.clear();
+            let its_areas = Some((superblock.journal(), superblock.data_space()));
+            if areas != its_areas {
+                (seen, areas) = (Seen::new(), its_areas);
             }
             let (slot, role) = (superblock.slot as usize, Role::Snapshot(&snapshot.name));
             checkpoint::check(device, (slot, superblock), role, &mut seen, findings, meter)
