@@ -55,7 +55,7 @@ fn forced_times_survive_a_power_cut() {
                 4 => {
                     let mode = Some(0o600 + step);
                     let set = SetAttributes { mode, ..SetAttributes::default() };
-                    drop(inodes.set_attributes(one, &set).unwrap())
+                    inodes.set_attributes(one, &set).map(drop).unwrap()
                 }
                 5 => {
                     let mut group = inodes.atomic();
