@@ -90,9 +90,7 @@ fn found(target: &Target, input: &[u8], what: &str) -> String {
     let kept = std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&path, input));
     let place = kept.map_or_else(|error| format!("{input:02x?} ({error})"), |()| path.display().to_string());
     let name = target.name;
-    format!(
-        "{name}: an input {what}; again with: cargo run --manifest-path fuzz/Cargo.toml --bin replay -- {name} {place}"
-    )
+    format!("{name}: an input {what}; again with: cargo run -p quire-fuzz --bin replay -- {name} {place}")
 }
 
 /// The most memory that this process has had, in bytes; 0 where the system does not tell.

@@ -22,7 +22,7 @@ use crate::group::{Group, commit, taken};
 use crate::handle::{borrow, give, share, take};
 use crate::volume::{Volume, give_out};
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use quire::inodes::{BufferDone, InodeGroup};
+use quire::inodes::{BufferDone, InodeGroup, IoFlags};
 use quire::{AlignedBuf, Durability, Error, ErrorKind, Result};
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Mutex, thread};
@@ -445,7 +445,8 @@ pub unsafe extern "C" fn quire_submit_pread(
                 };
                 queue.direct(begun, (file, Way::Read), buffer, offset, take);
             } else if file.reads()
-                && let Some(count) = file.volume.inodes().try_read_at(file.file.inode(), out, offset)
+                && let Some(count) =
+                    file.volume.inodes().try_read_at(file.file.inode(), out, offset, IoFlags::empty())
             {
                 begun.end(Ok(count as u64));
             } else {

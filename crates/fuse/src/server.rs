@@ -215,7 +215,9 @@ impl Server {
             {
                 Kind::Long
             }
-            Operation::Fallocate(args) if Operations::is_long(args.length) => Kind::Long,
+            Operation::Fallocate(args) if self.operations.is_long_allocation(args.handle, args.length) => {
+                Kind::Long
+            }
             Operation::Setattr(args)
                 if args.valid & abi::setattr::SIZE != 0
                     && self.operations.is_long_resize(request.header.nodeid, args.size) =>

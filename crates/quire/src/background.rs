@@ -91,7 +91,7 @@ fn committer(engine: &Arc<Engine>) {
             if engine.store.device.recorded().is_stuck() {
                 report(engine.write_homes(), "writing recorded content home");
             }
-            engine.reaper.queue_failed();
+            engine.retry_failed();
             report(engine.store.heal(), "writing damaged metadata anew");
             report(engine.store.shrink_pool(), "giving back a part of the metadata pool");
             engine.store.discard_later();
@@ -131,11 +131,19 @@ fn report(outcome: Result<()>, what: &str) -> bool {
 }
 
 impl Engine {
+    /// Asks once more for what failed: orphans to be freed, and deletions of snapshots.
+    fn retry_failed(&self) {
+        self.reaper.queue_failed();
+        if self.store.snapshots.any_deleted() {
+            self.reaper.want_sweep();
+        }
+    }
+
     /// One round of background work, for callers that run without threads.
     pub(crate) fn background_step(self: &Arc<Engine>) -> Result<()> {
         self.cache.background_step();
         self.released.drop_all();
-        self.reaper.queue_failed();
+        self.retry_failed();
         while self.reap_one() {}
         self.sweep_behind();
         let due = self.store.committer.take();

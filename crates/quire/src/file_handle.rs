@@ -281,7 +281,16 @@ impl File {
 
     fn change_range(&self, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
         self.check_writable()?;
-        self.inodes.allocate(&self.inode, mode, offset, len)
+        self.inodes.allocate(&self.inode, mode, offset, len)?;
+        self.sync_as_opened()
+    }
+
+    /// What a change owes that this file's flags want durable when it returns.
+    fn sync_as_opened(&self) -> Result<()> {
+        if self.flags.intersects(IoFlags::SYNC | IoFlags::DATASYNC) {
+            self.inodes.fsync(&self.inode, !self.flags.contains(IoFlags::SYNC))?;
+        }
+        Ok(())
     }
 
     /// Reserves blocks for a range, so that writes to it find space; the file grows to hold it.
@@ -337,8 +346,8 @@ impl File {
         }
         to.inode.check_volume(self.inodes.engine())?;
         let count = self.inodes.copy_range(&self.inode, offset, &to.inode, to_offset, len)?;
-        if count > 0 && to.flags.intersects(IoFlags::SYNC | IoFlags::DATASYNC) {
-            to.inodes.fsync(&to.inode, !to.flags.contains(IoFlags::SYNC))?;
+        if count > 0 {
+            to.sync_as_opened()?;
         }
         Ok(count)
     }

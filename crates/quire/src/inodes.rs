@@ -213,11 +213,17 @@ impl Inodes {
         self.engine().read(inode, offset, out, flags)
     }
 
-    /// As [`Inodes::read_at`] through the cache, if all of it is there and nobody is changing it; else
-    /// `None`, and `out` holds anything. Waits for nothing.
+    /// As [`Inodes::read_at`] through the cache, if all of it is there and nobody is changing it; else, and
+    /// with [`IoFlags::DIRECT`], `None`, and `out` holds anything. Waits for nothing.
     #[inline]
-    pub fn try_read_at(&self, inode: &InodeRef, out: &mut [u8], offset: u64) -> Option<usize> {
-        self.engine().try_read(inode, offset, out)
+    pub fn try_read_at(
+        &self,
+        inode: &InodeRef,
+        out: &mut [u8],
+        offset: u64,
+        flags: IoFlags,
+    ) -> Option<usize> {
+        self.engine().try_read(inode, offset, out, flags)
     }
 
     /// Writes at `offset`, or with [`IoFlags::APPEND`] at the end; gives the count, short only after an error

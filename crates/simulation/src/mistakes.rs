@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+    #[ignore = "scripts/mistakes runs it"]
     fn a_setting_lasts_as_long_as_its_body() {
         let seen = with(Some(Mistake::SizePastGap), || {
             assert!(is_made(Mistake::SizePastGap) && !is_made(Mistake::FsyncBeforeForce));

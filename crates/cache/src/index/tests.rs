@@ -31,7 +31,7 @@ fn agrees_with_an_ordered_map() {
         let (index, nodes, budget) = setup();
         let mut model: BTreeMap<u64, FolioRef> = BTreeMap::new();
         let bits = 3 + round % 48;
-        for _ in 0..300 {
+        for _ in 0..120 {
             let order = random.below(10) as Order;
             let at = (random.below(1 << bits) >> order) << order;
             let end = at + (1 << order);

@@ -4,6 +4,7 @@ use quire::Metadata;
 use quire::inodes::{SetAttributes, SetTime};
 use quire_base::Result;
 
+use super::data::LONG_CHANGE;
 use super::{Operations, snapshots};
 
 /// Changes asked for by chmod, chown, truncate and utimes, in one request.
@@ -65,6 +66,6 @@ impl Operations {
 
     /// Whether a change of a node to `size` bytes may take long.
     pub fn is_long_resize(&self, node: u64, size: u64) -> bool {
-        self.attributes(node).is_ok_and(|now| Self::is_long(now.size().abs_diff(size)))
+        self.attributes(node).is_ok_and(|now| now.size().abs_diff(size) > LONG_CHANGE)
     }
 }

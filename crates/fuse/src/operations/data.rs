@@ -3,8 +3,8 @@
 //! `O_DIRECT`, `O_SYNC` and `O_DSYNC` are taken from the flags that come with each request, so `fcntl` on an
 //! open file and per-call flags are honoured.
 
+use quire::SyncOptions;
 use quire::inodes::{CAPABILITIES, FallocateMode, InodeRef, IoFlags, SetAttributes, without_privileges};
-use quire::{FileType, SyncOptions};
 use quire_base::patience;
 use quire_base::{Error, ErrorKind, Result};
 
@@ -19,7 +19,7 @@ const OPEN_FOR_EXECUTION: i32 = 0x20;
 /// Bytes one copy request moves at most; the caller asks again for the rest.
 pub const COPY_MAX: u64 = 64 << 20;
 /// Changes of a file's size or allocation beyond this many bytes may take long.
-const LONG_CHANGE: u64 = 64 << 20;
+pub(super) const LONG_CHANGE: u64 = 64 << 20;
 
 /// Bytes that a write which extends a file, or a copy, may have to be tried at once.
 const AT_ONCE_MAX: usize = 256 << 10;
@@ -44,6 +44,15 @@ pub struct ReadRequest {
     pub flags: i32,
     /// The kernel reads pages that it keeps, for all who have the file open; not a program's call.
     pub for_page_cache: bool,
+}
+
+impl ReadRequest {
+    fn how(&self) -> IoFlags {
+        let mut how = IoFlags::empty();
+        how.set(IoFlags::DIRECT, self.flags & libc::O_DIRECT != 0);
+        how.set(IoFlags::KEEP_ACCESS_TIME, self.flags & libc::O_NOATIME != 0);
+        how
+    }
 }
 
 /// A write as the kernel describes it.
@@ -73,17 +82,17 @@ pub struct CopyRequest {
 }
 
 impl Operations {
-    /// Opens a file. Opening cuts it off if `flags` has `O_TRUNC`, and then takes set-id bits away if
-    /// `kill_set_id`.
-    pub fn open(&self, node: u64, flags: i32, kill_set_id: bool) -> Result<Opened> {
-        if snapshots::is_node(node) && flags & (libc::O_ACCMODE | libc::O_TRUNC) == libc::O_RDONLY {
+    /// Opens a file. Where `flags` has `O_TRUNC`, the kernel asks for the new size afterwards, once it knows
+    /// that the file may be written to.
+    pub fn open(&self, node: u64, flags: i32) -> Result<Opened> {
+        if snapshots::is_node(node) && flags & libc::O_ACCMODE == libc::O_RDONLY {
             let (snapshot, inode) = self.snapshots.inode(node)?;
             // Its pages never change.
             let direct = self.cache == CacheMode::Engine && flags & OPEN_FOR_EXECUTION == 0;
             let file = OpenFile::in_snapshot(inode, snapshot, direct);
             return Ok(Opened { handle: self.files.insert(file), direct });
         }
-        self.open_inode(self.inode(node)?, flags, kill_set_id)
+        self.open_inode(self.inode(node)?, flags)
     }
 
     /// The inodes of the volume or snapshot that an open file is in.
@@ -91,14 +100,7 @@ impl Operations {
         file.snapshot.clone().map_or(Of::Live(&self.volume), Of::Snapshot)
     }
 
-    pub(super) fn open_inode(&self, inode: InodeRef, flags: i32, kill_set_id: bool) -> Result<Opened> {
-        let cut = flags & libc::O_TRUNC != 0 && inode.kind() == FileType::Regular;
-        if cut {
-            patience::check("what the file held to be dropped")?;
-            let empty =
-                SetAttributes { size: Some(0), kill_suid_sgid: kill_set_id, ..SetAttributes::default() };
-            self.volume.inodes().set_attributes(&inode, &empty)?;
-        }
+    pub(super) fn open_inode(&self, inode: InodeRef, flags: i32) -> Result<Opened> {
         // While a program runs nobody can write to it; its pages may stay in the kernel from run to run.
         let execution = flags & OPEN_FOR_EXECUTION != 0 && flags & libc::O_ACCMODE == libc::O_RDONLY;
         // Pages of the kernel's cache come back one by one, which would cut a unit.
@@ -114,7 +116,7 @@ impl Operations {
             Some(counted) => !counted.is_kept(),
             None => (self.cache == CacheMode::Engine || past_kernel) && !execution,
         };
-        let mut file = OpenFile::new(inode, cut, writable, direct, counted);
+        let mut file = OpenFile::new(inode, writable, direct, counted);
         file.synchronous = self.sync || flags & libc::O_DSYNC != 0;
         Ok(Opened { handle: self.files.insert(file), direct })
     }
@@ -154,8 +156,7 @@ impl Operations {
     /// Reads into `buffer`; fewer bytes only at the end of file.
     pub fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<usize> {
         let file = self.files.get(request.handle)?;
-        let mut how = IoFlags::empty();
-        how.set(IoFlags::DIRECT, request.flags & libc::O_DIRECT != 0);
+        let mut how = request.how();
         if request.for_page_cache {
             self.note_pages(&file);
             // The kernel has them now.
@@ -168,13 +169,13 @@ impl Operations {
 
     /// As [`Operations::read`], if that needs no waiting.
     pub fn try_read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Option<usize> {
-        let file = self.files.get(request.handle).ok().filter(|_| request.flags & libc::O_DIRECT == 0)?;
+        let file = self.files.get(request.handle).ok()?;
         if request.for_page_cache {
             self.note_pages(&file);
         } else if file.group.is_present() {
             return None;
         }
-        self.inodes_of(&file).try_read_at(&file.inode, buffer, request.offset)
+        self.inodes_of(&file).try_read_at(&file.inode, buffer, request.offset, request.how())
     }
 
     /// Whether a write is of a kind that a thread that may not wait can try: through the cache, not made
@@ -293,12 +294,13 @@ impl Operations {
         metrics.iter().filter(|metric| metric.name.starts_with("device_")).map(|metric| metric.value).sum()
     }
 
-    /// Whether an allocation of `length` bytes may take long.
-    pub fn is_long(length: u64) -> bool {
-        length > LONG_CHANGE
+    /// Whether an allocation of `length` bytes in an open file may take long.
+    pub fn is_long_allocation(&self, handle: u64, length: u64) -> bool {
+        length > LONG_CHANGE || self.files.get(handle).is_ok_and(|file| file.synchronous)
     }
 
-    /// Allocates, punches or zeroes; `mode` as in `fallocate`.
+    /// Allocates, punches or zeroes; `mode` as in `fallocate`. Through `O_SYNC` or `O_DSYNC` it is durable
+    /// when this returns.
     pub fn allocate(&self, handle: u64, offset: u64, length: u64, mode: i32) -> Result<()> {
         let file = self.files.get(handle)?;
         file.check_live()?;
@@ -319,7 +321,8 @@ impl Operations {
             }
         };
         file.note_change();
-        self.volume.inodes().allocate(&file.inode, what, offset, length)
+        self.volume.inodes().allocate(&file.inode, what, offset, length)?;
+        if file.synchronous { self.volume.inodes().fsync(&file.inode, true) } else { Ok(()) }
     }
 
     /// The next data or hole at or behind `offset`; `whence` is `SEEK_DATA` or `SEEK_HOLE`, the kernel does
@@ -388,7 +391,12 @@ impl Operations {
             return None;
         }
         let mut data = vec![0; length as usize];
-        let read = self.volume.inodes().try_read_at(&source.inode, &mut data, request.from_offset)?;
+        let read = self.volume.inodes().try_read_at(
+            &source.inode,
+            &mut data,
+            request.from_offset,
+            IoFlags::empty(),
+        )?;
         let written = patience::at_once(|| {
             self.volume.inodes().write_at(&target.inode, &data[..read], request.to_offset, IoFlags::empty())
         });

@@ -37,21 +37,15 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
-    /// An open of `inode`; `changed` if opening it cut it off.
-    pub fn new(
-        inode: InodeRef,
-        changed: bool,
-        writable: bool,
-        uncached: bool,
-        counted: Option<Counted>,
-    ) -> OpenFile {
-        let changed = AtomicBool::new(changed);
+    /// An open of `inode`.
+    pub fn new(inode: InodeRef, writable: bool, uncached: bool, counted: Option<Counted>) -> OpenFile {
+        let changed = AtomicBool::new(false);
         let (snapshot, group, leases) = (None, HandleGroup::default(), HandleLeases::default());
         OpenFile { inode, changed, writable, synchronous: false, uncached, snapshot, group, leases, counted }
     }
     /// An open of an inode in a snapshot.
     pub fn in_snapshot(inode: InodeRef, snapshot: Arc<Volume>, uncached: bool) -> OpenFile {
-        OpenFile { snapshot: Some(snapshot), ..OpenFile::new(inode, false, false, uncached, None) }
+        OpenFile { snapshot: Some(snapshot), ..OpenFile::new(inode, false, uncached, None) }
     }
     /// Refuses a change of a file in a snapshot. (The kernel does, as it is open for reading only.)
     pub fn check_live(&self) -> Result<()> {

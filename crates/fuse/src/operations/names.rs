@@ -1,8 +1,8 @@
 //! Look-up, create, link, remove, rename, and reading directories.
 
-use quire::inodes::{Create, InodeRef};
+use quire::inodes::{Create, InodeRef, SetAttributes};
 use quire::{FileType, RenameFlags};
-use quire_base::{Error, ErrorKind, InodeNo, Result};
+use quire_base::{Error, ErrorKind, InodeNo, Result, patience};
 
 use super::data::Opened;
 use super::snapshots::{self, DIRECTORY};
@@ -93,11 +93,11 @@ impl Operations {
     /// Makes a file without a name and opens it (`O_TMPFILE`); a link may name it later.
     pub fn make_unnamed(&self, parent: u64, make: &Make, flags: i32) -> Result<(Entry, Opened)> {
         let inode = self.volume.inodes().tmpfile(&self.inode(parent)?, &make.engine()?)?;
-        self.enter_opened(inode, flags & !libc::O_TRUNC, false)
+        self.enter_opened(inode, flags)
     }
 
-    /// Makes a file and opens it; without `O_EXCL` in `flags` one that is there is opened instead, as by
-    /// [`Operations::open`].
+    /// Makes a file and opens it. Without `O_EXCL` in `flags` one that is there is opened instead, and cut off
+    /// if `flags` has `O_TRUNC`, since the kernel takes it for new; set-id bits then go if `kill_set_id`.
     pub fn create(
         &self,
         parent: u64,
@@ -108,22 +108,28 @@ impl Operations {
     ) -> Result<(Entry, Opened)> {
         self.snapshots.check_name(parent, name)?;
         let dir = self.inode(parent)?;
-        let (inode, made) = match self.volume.inodes().create(&dir, name, &make.engine()?) {
-            Ok(inode) => (inode, true),
+        let inodes = self.volume.inodes();
+        let inode = match inodes.create(&dir, name, &make.engine()?) {
             Err(error) if error.kind() == ErrorKind::Exists && flags & libc::O_EXCL == 0 => {
-                (self.volume.inodes().lookup(&dir, name)?, false)
+                let inode = inodes.lookup(&dir, name)?;
+                if flags & libc::O_TRUNC != 0 && inode.kind() == FileType::Regular {
+                    patience::check("what the file held to be dropped")?;
+                    let kill_suid_sgid = kill_set_id;
+                    let empty = SetAttributes { size: Some(0), kill_suid_sgid, ..SetAttributes::default() };
+                    inodes.set_attributes(&inode, &empty)?;
+                }
+                inode
             }
-            Err(error) => return Err(error),
+            made => made?,
         };
-        let flags = if made { flags & !libc::O_TRUNC } else { flags };
-        self.enter_opened(inode, flags, kill_set_id)
+        self.enter_opened(inode, flags)
     }
 
     /// As [`Operations::enter`], with the inode opened: counted first, since what opens it looks for it
     /// there.
-    fn enter_opened(&self, inode: InodeRef, flags: i32, kill_set_id: bool) -> Result<(Entry, Opened)> {
+    fn enter_opened(&self, inode: InodeRef, flags: i32) -> Result<(Entry, Opened)> {
         self.inodes.remember(inode.clone());
-        match self.open_inode(inode.clone(), flags, kill_set_id) {
+        match self.open_inode(inode.clone(), flags) {
             Ok(opened) => Ok((self.entry(&inode), opened)),
             Err(error) => {
                 self.inodes.forget(inode.number().0, 1);

@@ -71,7 +71,6 @@ pub fn answer(args: &abi::InitIn, flags2: u32, features: &Features, pages: Pages
         | init::NO_OPENDIR_SUPPORT
         | init::CACHE_SYMLINKS
         | init::EXPORT_SUPPORT
-        | init::ATOMIC_O_TRUNC
         // Nobody changes files behind the kernel's back, so cached pages die only by the kernel's own hand.
         | init::EXPLICIT_INVAL_DATA
         | init::HAS_IOCTL_DIR

@@ -304,10 +304,7 @@ fn perform(operations: &Operations, request: &Request, message: Message<'_>) -> 
             .rename(node, bytes(name), new_parent, bytes(new_name), flags)
             .map(|()| Answer::Nothing)?,
         Operation::Link { node: old, name } => entry(operations.link(old, node, bytes(name))?),
-        Operation::Open(args) => {
-            let kill_set_id = args.open_flags & abi::OPEN_KILL_SUIDGID != 0;
-            Answer::Opened(operations.open(node, args.flags as i32, kill_set_id)?)
-        }
+        Operation::Open(args) => Answer::Opened(operations.open(node, args.flags as i32)?),
         Operation::Create { args, name } => {
             let kill_set_id = args.open_flags & abi::OPEN_KILL_SUIDGID != 0;
             let make = make(args.mode, args.umask, 0);

@@ -267,8 +267,9 @@ fn names_are_durable_at_once_where_that_is_promised() {
 }
 
 /// A copy within the mount did not heed `O_DSYNC`, nor `-o sync`: a crash right behind it left nothing of it.
+/// Nor did an allocation.
 #[test]
-fn a_copy_is_durable_at_once_where_that_is_promised() {
+fn copies_and_allocations_are_durable_at_once_where_that_is_promised() {
     let sync = MountFlags { sync: true, ..MountFlags::default() };
     for transport in [TransportChoice::Device, TransportChoice::Ring] {
         for (flags, how) in [(MountFlags::default(), libc::O_DSYNC), (sync.clone(), 0)] {
@@ -279,16 +280,24 @@ fn a_copy_is_durable_at_once_where_that_is_promised() {
             let mut options = std::fs::OpenOptions::new();
             let target = options.create_new(true).write(true).custom_flags(how).open(path("target")).unwrap();
             target.sync_all().unwrap();
-            mounted.device.shut(true);
-            std::thread::scope(|scope| {
-                let _open = Open(&mounted.device);
-                let copying = scope.spawn(|| {
-                    let (from, to) = (Some(&mut 0), Some(&mut 0));
-                    rustix::fs::copy_file_range(&source, from, &target, to, 300_000).unwrap()
+            let copy = || {
+                let (from, to) = (Some(&mut 0), Some(&mut 0));
+                rustix::fs::copy_file_range(&source, from, &target, to, 300_000).unwrap();
+            };
+            let allocate = || {
+                let how = rustix::fs::FallocateFlags::empty();
+                rustix::fs::fallocate(&target, how, 300_000, 300_000).unwrap();
+            };
+            let changes: [(&str, &(dyn Fn() + Sync)); 2] = [("a copy", &copy), ("an allocation", &allocate)];
+            for (what, change) in changes {
+                mounted.device.shut(true);
+                std::thread::scope(|scope| {
+                    let _open = Open(&mounted.device);
+                    let changing = scope.spawn(change);
+                    wait_until("nothing is flushed", || mounted.device.waits() || changing.is_finished());
+                    assert!(!changing.is_finished(), "{what} returned before it was durable");
                 });
-                wait_until("nothing is flushed", || mounted.device.waits() || copying.is_finished());
-                assert!(!copying.is_finished(), "a copy returned before it was durable");
-            });
+            }
         }
     }
 }

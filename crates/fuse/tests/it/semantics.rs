@@ -430,6 +430,20 @@ fn times_to_the_nanosecond_also_before_1970() {
         create(&path);
         let now = fs::metadata(&path).unwrap();
         assert!(now.mtime() > 0 && now.ctime_nsec() != before, "truncating, even of nothing, is a change");
+        fs::write(&path, "read").unwrap();
+        let read_at = || fs::metadata(&path).map(|meta| (meta.atime(), meta.atime_nsec())).unwrap();
+        let before = read_at();
+        let mut options = OpenOptions::new();
+        // Twice: what has just been written is read by another way than what is not in memory.
+        for flags in [libc::O_NOATIME, libc::O_NOATIME | libc::O_DIRECT] {
+            let quiet = options.read(true).custom_flags(flags).open(&path).unwrap();
+            let mut room = vec![0; 8192];
+            let from = room.as_ptr().align_offset(4096);
+            assert_eq!(quiet.read_at(&mut room[from..from + 4096], 0).unwrap(), 4);
+            assert_eq!(read_at(), before, "a backup's read leaves the time of the last read");
+        }
+        assert_eq!(fs::read(&path).unwrap(), b"read");
+        assert!(read_at() > before, "any other read notes it");
         let directory = || fs::metadata(mounted.directory.path()).unwrap();
         let before = (directory().mtime(), directory().mtime_nsec());
         std::thread::sleep(Duration::from_millis(20));
@@ -537,18 +551,18 @@ fn an_access_list_takes_set_group_id_away() {
     });
 }
 
-/// Runs a program that has just been written. Another test that starts one has every descriptor of this
+/// Starts a program that has just been written. Another test that starts one has every descriptor of this
 /// process between its fork and its exec, the writer's too, and the program is busy for so long.
-fn status_of(path: &Path) -> std::process::ExitStatus {
+fn eventually_started(program: &mut std::process::Command) -> std::process::Child {
     for _ in 0..500 {
-        match std::process::Command::new(path).status() {
+        match program.spawn() {
             Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {
                 std::thread::sleep(Duration::from_millis(10));
             }
             outcome => return outcome.unwrap(),
         }
     }
-    panic!("{} stays busy", path.display());
+    panic!("{program:?} stays busy");
 }
 
 #[test]
@@ -560,10 +574,30 @@ fn a_program_runs_as_it_was_last_written() {
             fs::write(&path, fs::read(program).unwrap()).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
             for _ in 0..2 {
-                let status = status_of(&path);
+                let status = eventually_started(&mut std::process::Command::new(&path)).wait().unwrap();
                 assert_eq!(status.success(), program == "/bin/true");
             }
         }
+    });
+}
+
+/// The kernel may send a cut with the open (`FUSE_ATOMIC_O_TRUNC`), before it looks whether the file runs. An
+/// open with `O_RDONLY | O_TRUNC` was then refused with `ETXTBSY`, but the program had been cut off, and died.
+#[test]
+fn a_program_that_runs_is_not_cut_off() {
+    on_all(|mounted| {
+        let path = mounted.path("program");
+        let program = fs::read("/bin/cat").unwrap();
+        fs::write(&path, &program).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let mut running = std::process::Command::new(&path);
+        running.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+        let mut running = eventually_started(&mut running);
+        let cut = OpenOptions::new().read(true).custom_flags(libc::O_TRUNC).open(&path);
+        assert_eq!(code(cut), libc::ETXTBSY);
+        assert!(fs::read(&path).unwrap() == program, "the open that failed changed the file");
+        drop(running.stdin.take());
+        assert!(running.wait().unwrap().success());
     });
 }
 

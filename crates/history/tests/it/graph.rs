@@ -11,7 +11,7 @@ use quire::inodes::IoFlags;
 use quire_base::simulation::mistakes::{self, Mistake};
 
 #[test]
-#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+#[ignore = "scripts/mistakes runs it"]
 fn it_finds_nearly_all_that_the_exact_search_finds() {
     let mistakes = [
         (Mistake::UnlockBeforeSizePublished, Style::Edge),

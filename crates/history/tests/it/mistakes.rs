@@ -32,7 +32,7 @@ macro_rules! found {
     ($($test:ident: $mistake:ident by $style:ident;)*) => {
         $(
             #[test]
-            #[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+            #[ignore = "scripts/mistakes runs it"]
             fn $test() {
                 let report = found(Mistake::$mistake, Style::$style);
                 assert!(report.contains("no order of the operations explains"), "{report}");
@@ -54,14 +54,14 @@ found! {
 
 /// It shows in what is read, or earlier still, when a fill overwrites the memory of a write in flight.
 #[test]
-#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+#[ignore = "scripts/mistakes runs it"]
 fn readahead_without_fill_bits() {
     found(Mistake::ReadaheadWithoutFillBits, Style::Ahead);
 }
 
 /// It shows in what is read, or earlier still, when a volume is closed while its data is in flight.
 #[test]
-#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+#[ignore = "scripts/mistakes runs it"]
 fn writeback_not_waited_for() {
     found(Mistake::WritebackNotWaitedFor, Style::Direct);
 }
@@ -69,7 +69,7 @@ fn writeback_not_waited_for() {
 /// It shows in what is read, or earlier still, when a cached write of the same blocks is written back
 /// while the direct one is in flight (C2).
 #[test]
-#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+#[ignore = "scripts/mistakes runs it"]
 fn gate_left_at_submission() {
     let report = found(Mistake::GateLeftAtSubmission, Style::Direct);
     let overlap = report.contains("while another at") && report.contains("is in flight");
@@ -77,7 +77,7 @@ fn gate_left_at_submission() {
 }
 
 #[test]
-#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+#[ignore = "scripts/mistakes runs it"]
 fn locks_not_in_order() {
     let extent = Extent { threads: 5, operations: 8 };
     let settings = Settings { style: Some(Style::Cached), extent, ..Settings::default() };

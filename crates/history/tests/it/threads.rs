@@ -16,7 +16,7 @@ fn the_engine_as_it_is() {
 }
 
 #[test]
-#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+#[ignore = "scripts/mistakes runs it"]
 fn a_long_history_shows_mistakes() {
     let long = Amount { short: 0, ..Amount::default() };
     for mistake in [Mistake::MissingFolioReadAsZeros, Mistake::CacheKeptAfterDirectWrite] {
@@ -27,7 +27,7 @@ fn a_long_history_shows_mistakes() {
 }
 
 #[test]
-#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+#[ignore = "scripts/mistakes runs it"]
 fn short_histories_show_mistakes() {
     let short = Amount { operations: 1, threads: 2, ..Amount::default() };
     for mistake in [Mistake::AppendOffsetBeforeLock, Mistake::ZeroingSkippedBeyondEnd] {

@@ -55,7 +55,9 @@ impl Engine {
         if read > 0 && inode.drops_cache() {
             inode.drop_behind_read(offset, read);
         }
-        inode.touch_read();
+        if !flags.contains(IoFlags::KEEP_ACCESS_TIME) {
+            inode.touch_read();
+        }
         Ok(read)
     }
 
@@ -138,15 +140,24 @@ impl Engine {
 
     /// A buffered read of cached data that nobody is changing; `None` where anything else would have to be
     /// done, and `out` then holds anything. Waits for nothing.
-    pub(crate) fn try_read(&self, inode: &InodeRef, offset: u64, out: &mut [u8]) -> Option<usize> {
-        if inode.kind != FileType::Regular || out.len() > BATCH_BYTES {
+    pub(crate) fn try_read(
+        &self,
+        inode: &InodeRef,
+        offset: u64,
+        out: &mut [u8],
+        flags: IoFlags,
+    ) -> Option<usize> {
+        let is_direct = flags.contains(IoFlags::DIRECT);
+        if inode.kind != FileType::Regular || out.len() > BATCH_BYTES || is_direct {
             return None;
         }
         let read = inode.mapping().try_read(offset, out, || inode.size_sequence.view())?;
         if inode.drops_cache() {
             inode.drop_behind_read(offset, read);
         }
-        inode.touch_read();
+        if !flags.contains(IoFlags::KEEP_ACCESS_TIME) {
+            inode.touch_read();
+        }
         Some(read)
     }
 

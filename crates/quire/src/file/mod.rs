@@ -69,6 +69,8 @@ bitflags::bitflags! {
         const UNCACHED = 32;
         /// At the device before it returns, though not durable there: write-through.
         const THROUGH = 64;
+        /// The access time stays as it is (O_NOATIME).
+        const KEEP_ACCESS_TIME = 128;
     }
 }
 

@@ -77,7 +77,7 @@ impl Engine {
             }
             Ok(Left::Nothing) => {}
             Err(error) => {
-                tracing::warn!(%error, "a snapshot could not be deleted yet; the next mount goes on")
+                tracing::warn!(%error, "a snapshot could not be deleted yet; the next periodic commit goes on")
             }
         }
         Duration::ZERO

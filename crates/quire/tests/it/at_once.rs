@@ -22,28 +22,32 @@ fn cached_data_is_read_and_overwritten_at_once() {
     let mut seen = vec![0; 8192];
     assert!(!volume.inodes().try_write_at(&inode, b"past the end", 0), "growth is not for writes at once");
     assert_eq!(
-        volume.inodes().try_read_at(&inode, &mut seen, 0),
+        volume.inodes().try_read_at(&inode, &mut seen, 0, IoFlags::empty()),
         Some(0),
         "an empty file is known to be empty"
     );
     file.write_at(&[1; 16384], 0).unwrap();
     assert!(volume.inodes().try_write_at(&inode, &[2; 20], 4090), "dirty blocks are where they are");
-    assert_eq!(volume.inodes().try_read_at(&inode, &mut seen[..20], 4090), Some(20));
+    assert_eq!(volume.inodes().try_read_at(&inode, &mut seen[..20], 4090, IoFlags::empty()), Some(20));
     assert_eq!(seen[..20], [2; 20]);
     file.sync_all().unwrap();
     assert!(volume.inodes().try_write_at(&inode, &[3; 8192], 8192), "clean blocks with a home");
     assert!(!volume.inodes().try_write_at(&inode, &[4; 8], 16380), "across the end");
     assert!(!volume.inodes().try_write_at(&inode, &[4; 8], u64::MAX - 3));
-    assert_eq!(volume.inodes().try_read_at(&inode, &mut seen, 12288), Some(4096), "clipped at the end");
+    assert_eq!(
+        volume.inodes().try_read_at(&inode, &mut seen, 12288, IoFlags::empty()),
+        Some(4096),
+        "clipped at the end"
+    );
     assert_eq!(seen[..4096], [3; 4096]);
     // A block without folio and home.
     file.set_len(1 << 20).unwrap();
     assert!(!volume.inodes().try_write_at(&inode, &[5; 4096], 512 << 10), "a hole needs space first");
-    assert_eq!(volume.inodes().try_read_at(&inode, &mut seen, 512 << 10), None);
+    assert_eq!(volume.inodes().try_read_at(&inode, &mut seen, 512 << 10, IoFlags::empty()), None);
     file.read_exact_at(&mut seen, 512 << 10).unwrap();
     assert_eq!(seen, [0; 8192]);
     let root = volume.inodes().root();
-    assert_eq!(volume.inodes().try_read_at(&root, &mut seen, 0), None);
+    assert_eq!(volume.inodes().try_read_at(&root, &mut seen, 0, IoFlags::empty()), None);
     assert!(!volume.inodes().try_write_at(&root, &[1], 0));
     drop((file, inode, root));
     volume.close().unwrap();

@@ -41,9 +41,9 @@ fn fdatasync_of_a_new_empty_file_makes_it_durable() {
     assert_eq!(after.inodes().lookup(&after.inodes().root(), b"new").unwrap().number(), new.number());
 }
 
-/// The flags of the target were dropped, and its copy was lost.
+/// The flags of the target were dropped, and its copy was lost; so was an allocation.
 #[test]
-fn a_copy_into_a_file_opened_with_data_sync_is_durable_when_it_returns() {
+fn copies_and_allocations_in_a_file_opened_with_data_sync_are_durable_when_they_return() {
     let (device, volume) = new_volume(16384);
     volume.write("from", [7; 9000]).unwrap();
     let from = volume.open_file("from").unwrap();
@@ -53,6 +53,8 @@ fn a_copy_into_a_file_opened_with_data_sync_is_durable_when_it_returns() {
         let to = options.write(true).create(true).open(&volume, name).unwrap();
         assert_eq!(from.copy_range_to(0, &to, 0, 9000).unwrap(), 9000);
         assert_eq!(after_power_cut(&device).read(name).unwrap(), [7; 9000]);
+        to.allocate(9000, 1000).unwrap();
+        assert_eq!(after_power_cut(&device).metadata(name).unwrap().len(), 10_000);
     }
 }
 
@@ -565,5 +567,26 @@ fn no_crash_gives_rights_back_to_what_was_written_since() {
         let found = after.inodes().lookup(&after.inodes().root(), b"program").unwrap();
         assert_eq!(after.inodes().metadata(&found).mode() & 0o7777, 0o777);
         assert!(after.inodes().get_xattr(&found, CAPABILITIES).is_err());
+    }
+}
+
+/// Programs replace a file's contents without an fsync. What was cut off and written anew leaves with the close.
+#[test]
+fn a_file_that_was_cut_off_and_rewritten_is_written_back_at_its_close() {
+    for auto in [true, false] {
+        let (device, volume) = new_volume(16384);
+        volume.close().unwrap();
+        let volume = options().auto_da_alloc(auto).open_backend(device.clone()).unwrap();
+        let blocks_of = |byte: u8| {
+            let mut count = 0;
+            device.visible().for_each(&mut |_, block| count += usize::from(block[..] == [byte; BLOCK]));
+            count
+        };
+        volume.write("config", [1; 3 * BLOCK]).unwrap();
+        volume.sync().unwrap();
+        volume.write("fresh", [2; 3 * BLOCK]).unwrap();
+        volume.write("config", [3; 3 * BLOCK]).unwrap();
+        assert_eq!(blocks_of(2), 0, "a new file waits");
+        assert_eq!(blocks_of(3), if auto { 3 } else { 0 });
     }
 }

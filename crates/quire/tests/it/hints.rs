@@ -24,7 +24,7 @@ fn number(volume: &Volume, name: &str) -> u64 {
 }
 
 fn is_cached(volume: &Volume, file: &File, at: usize, len: usize) -> bool {
-    volume.inodes().try_read_at(file.inode(), &mut vec![0; len], at as u64).is_some()
+    volume.inodes().try_read_at(file.inode(), &mut vec![0; len], at as u64, IoFlags::empty()).is_some()
 }
 
 /// A write that is not to be kept reaches the device by itself and leaves the cache; its contents are right.

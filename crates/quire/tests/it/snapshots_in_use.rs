@@ -9,7 +9,7 @@ use quire::{
 };
 use quire_base::BlockNo;
 use quire_base::random::Random;
-use quire_device::simulated::CrashPolicy;
+use quire_device::simulated::{CrashPolicy, Fault, FaultOp};
 use quire_device::{Backend, Io, IoClass, SimulatedBackend};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -573,6 +573,28 @@ fn the_next_mount_goes_on_with_deletions() {
     let volume = open(&device);
     wait_until("the deletions do not end", || volume.snapshots().unwrap().len() == 1);
     assert!(volume.statfs().free >= free + (16 << 20) / BLOCK as u64 - 64, "no space was freed");
+    volume.close().unwrap();
+}
+
+/// One read that failed ended a deletion until the next mount, and the space stayed taken for as long.
+#[test]
+fn a_deletion_that_fails_once_goes_on() {
+    let (device, volume) = new_volume(16384);
+    volume.write("f", vec![1; 8 << 20]).unwrap();
+    volume.take_snapshot("a").unwrap();
+    volume.write("f", vec![2; 8 << 20]).unwrap();
+    volume.close().unwrap();
+    // No node is in memory now.
+    let volume = options().open_backend(device.clone()).unwrap();
+    volume.delete_snapshot_later("a").unwrap();
+    device.inject(Fault::on(FaultOp::Read).times(u64::MAX));
+    volume.background_step().unwrap();
+    device.clear_faults();
+    assert_eq!(volume.snapshots().unwrap().len(), 1, "nothing failed");
+    for _ in 0..10 {
+        volume.background_step().unwrap();
+    }
+    assert!(volume.snapshots().unwrap().is_empty(), "the deletion does not go on");
     volume.close().unwrap();
 }
 

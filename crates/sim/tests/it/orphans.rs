@@ -181,7 +181,8 @@ fn truncates_cut_in_half() {
             volume.inodes().set_len(&file, 100 * 2 * BLOCK).unwrap();
             volume.inodes().set_len(&file, 0).unwrap();
         });
-        each_crash(&device, (0, 1), 1, &mut |_, found| {
+        // Together they have crashes at each kind of event.
+        each_crash(&device, (seed as usize, 3), 1, &mut |_, found| {
             let left = &found.inodes[&number];
             assert!(left.contents[..] == contents[..left.size as usize], "a file of {} bytes", left.size);
             assert_eq!(sum(found), sum(&before));
@@ -222,7 +223,7 @@ fn crashes_while_orphans_of_crashes_are_freed() {
         for (number, image) in level.iter().enumerate() {
             let device = beside_forces(image, number as u64, Volume::drain_orphans);
             // Fewer of each at further levels, which have several volumes.
-            let (step, fates) = if depth == 0 { (3, 4) } else { (11, 2) };
+            let (step, fates) = if depth == 0 { (5, 3) } else { (19, 2) };
             each_crash(&device, (number % step, step), fates, &mut |image, found| {
                 assert_eq!((found.inodes.len(), sum(found)), (2, whole));
                 let orphans = found.waiting.orphans;

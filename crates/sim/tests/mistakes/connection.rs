@@ -143,7 +143,7 @@ fn a_volume_that_lost_its_server_ends_every_wait() {
 }
 
 #[test]
-#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+#[ignore = "scripts/mistakes runs it"]
 fn a_connection_that_forgets_what_was_not_flushed_is_caught() {
     mistakes::with(Some(Mistake::UnflushedNotWrittenAgain), || {
         let caught = |seed| something_is_lost(&work(seed, often(seed), Some(PATIENCE)));
@@ -194,7 +194,7 @@ fn a_superseded_owner_overwrites_nothing() {
 }
 
 #[test]
-#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+#[ignore = "scripts/mistakes runs it"]
 fn an_owner_that_does_not_look_whose_the_device_is_is_caught() {
     mistakes::with(Some(Mistake::OwnerNotLookedAt), || {
         assert!(

@@ -95,7 +95,7 @@ fn a_home_is_never_the_later_write() {
 }
 
 #[test]
-#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+#[ignore = "scripts/mistakes runs it"]
 fn a_batch_that_nobody_waits_for_is_found() {
     let wrong = mistakes::with(Some(Mistake::BatchNotAwaited), || (0..SEEDS_MAX).try_for_each(run));
     println!("{wrong:?}");

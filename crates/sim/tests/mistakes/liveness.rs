@@ -165,7 +165,7 @@ fn every_call_ends_within_a_bounded_number_of_operations() {
 }
 
 #[test]
-#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+#[ignore = "scripts/mistakes runs it"]
 fn a_writeback_that_chases_is_caught() {
     mistakes::with(Some(Mistake::WritebackChases), || {
         for call in [Call::Fsync, Call::Future, Call::Sync] {
@@ -211,7 +211,7 @@ fn fsyncs_of_large_files_hold_nobody_up() {
 }
 
 #[test]
-#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+#[ignore = "scripts/mistakes runs it"]
 fn a_syncer_that_waits_for_data_is_caught() {
     mistakes::with(Some(Mistake::SyncerWaitsForData), || {
         assert!(!(0..20).any(a_small_one_passes), "a syncer that waits for data is not caught");
@@ -287,7 +287,7 @@ fn a_clean_close_loses_nothing_that_has_succeeded() {
 }
 
 #[test]
-#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+#[ignore = "scripts/mistakes runs it"]
 fn a_close_that_does_not_wait_is_caught() {
     mistakes::with(Some(Mistake::CloseWithoutDraining), || {
         assert!((0..100).any(a_close_loses_something), "a close that does not wait is not caught");

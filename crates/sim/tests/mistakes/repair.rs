@@ -131,7 +131,7 @@ fn the_repair_is_right_after_every_crash() {
 }
 
 #[test]
-#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+#[ignore = "scripts/mistakes runs it"]
 fn each_mistake_of_the_repair_is_found() {
     let (image, files) = mistakes::with(None, damaged);
     for mistake in [Mistake::StaleLeafTaken, Mistake::OldSpaceKept] {

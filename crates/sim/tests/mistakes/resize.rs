@@ -201,7 +201,7 @@ fn a_crash_leaves_the_old_size_or_the_new_one() {
 }
 
 #[test]
-#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+#[ignore = "scripts/mistakes runs it"]
 fn each_mistake_is_found_by_its_case() {
     let options = larger_journal();
     let image = mistakes::with(None, || with_stale_records(&unclosed(2), &options));

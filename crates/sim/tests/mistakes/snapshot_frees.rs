@@ -54,7 +54,7 @@ fn what_a_snapshot_has_is_not_free() {
 }
 
 #[test]
-#[cfg_attr(not(mistakes), ignore = "scripts/mistakes runs it")]
+#[ignore = "scripts/mistakes runs it"]
 fn blocks_freed_before_the_key_are_found() {
     let wrong = mistakes::with(Some(Mistake::FreedBeforeSnapshotKey), || (0..SEEDS_MAX).try_for_each(run));
     println!("{wrong:?}");

@@ -4,7 +4,7 @@
 use super::damage::{self, Damage};
 use super::instances::{Home, Instance};
 use super::judge::{self, Seen, Touched, Verdict};
-use super::{Tally, limits, unknowable, volumes};
+use super::{Tally, every, limits, unknowable, volumes};
 use crate::common::editor::Editor;
 use crate::common::*;
 use quire::internals::inspect::Image as View;
@@ -186,7 +186,7 @@ fn bytes_of_transactions() {
         let block = journal.editor.block(journal.blocks[at].0);
         // Behind the padding that closed a block there is nothing.
         let used = block.iter().rposition(|byte| *byte != 0).unwrap_or(HEADER_BYTES) + 1;
-        for _ in 0..24 {
+        for _ in 0..24 / every() {
             let place = HEADER_BYTES + random.below((used - HEADER_BYTES).max(1) as u64) as usize;
             let new = match random.below(4) {
                 0 => 0,
@@ -203,7 +203,7 @@ fn bytes_of_transactions() {
             journal.judge(&what, &image, &mut tally, |image| explain(&journal.editor.image, image));
         }
     }
-    tally.end(200);
+    tally.end(300 / every());
 }
 
 #[test]
