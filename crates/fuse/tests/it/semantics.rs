@@ -433,17 +433,14 @@ fn times_to_the_nanosecond_also_before_1970() {
         fs::write(&path, "read").unwrap();
         let read_at = || fs::metadata(&path).map(|meta| (meta.atime(), meta.atime_nsec())).unwrap();
         let before = read_at();
-        let mut options = OpenOptions::new();
-        // Twice: what has just been written is read by another way than what is not in memory.
-        for flags in [libc::O_NOATIME, libc::O_NOATIME | libc::O_DIRECT] {
-            let quiet = options.read(true).custom_flags(flags).open(&path).unwrap();
+        // The server tries a read through its cache by another way; the last one is no backup's.
+        for flags in [libc::O_NOATIME, libc::O_NOATIME | libc::O_DIRECT, libc::O_DIRECT] {
+            let file = OpenOptions::new().read(true).custom_flags(flags).open(&path).unwrap();
             let mut room = vec![0; 8192];
             let from = room.as_ptr().align_offset(4096);
-            assert_eq!(quiet.read_at(&mut room[from..from + 4096], 0).unwrap(), 4);
-            assert_eq!(read_at(), before, "a backup's read leaves the time of the last read");
+            assert_eq!(file.read_at(&mut room[from..from + 4096], 0).unwrap(), 4);
+            assert_eq!(read_at() == before, flags & libc::O_NOATIME != 0, "flags {flags:#o}");
         }
-        assert_eq!(fs::read(&path).unwrap(), b"read");
-        assert!(read_at() > before, "any other read notes it");
         let directory = || fs::metadata(mounted.directory.path()).unwrap();
         let before = (directory().mtime(), directory().mtime_nsec());
         std::thread::sleep(Duration::from_millis(20));
