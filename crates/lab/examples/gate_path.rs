@@ -1,4 +1,4 @@
-//! The gate's uncontended path alone, for instruction counts: `scripts/gate-cost` runs it under callgrind.
+//! The gate's uncontended path alone, for instruction counts: `scripts/counts` runs it under callgrind.
 //!
 //! Enters and leaves a gate so many times (the first argument), each through a function of its own that is
 //! not inlined: what is counted for a function is its path and one return.

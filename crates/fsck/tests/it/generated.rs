@@ -28,7 +28,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Of the damages to a structure, one in so many is tried; `scripts/damage` tries all.
 fn every() -> usize {
-    std::env::var("QUIRE_GENERATED_EVERY").map_or(3, |every| every.parse().expect("a number above zero"))
+    std::env::var("QUIRE_GENERATED_EVERY").map_or(5, |every| every.parse().expect("a number above zero"))
 }
 
 /// Failures that are shown.

@@ -96,8 +96,8 @@ impl Operations {
         self.enter_opened(inode, flags)
     }
 
-    /// Makes a file and opens it. Without `O_EXCL` in `flags` one that is there is opened instead, and cut off
-    /// if `flags` has `O_TRUNC`, since the kernel takes it for new; set-id bits then go if `kill_set_id`.
+    /// Makes a file and opens it. Without `O_EXCL` in `flags` one that is there is opened instead, and cut
+    /// off if `flags` has `O_TRUNC`, since the kernel takes it for new; set-id bits then go if `kill_set_id`.
     pub fn create(
         &self,
         parent: u64,

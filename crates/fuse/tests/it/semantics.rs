@@ -579,7 +579,8 @@ fn a_program_runs_as_it_was_last_written() {
 }
 
 /// The kernel may send a cut with the open (`FUSE_ATOMIC_O_TRUNC`), before it looks whether the file runs. An
-/// open with `O_RDONLY | O_TRUNC` was then refused with `ETXTBSY`, but the program had been cut off, and died.
+/// open with `O_RDONLY | O_TRUNC` was then refused with `ETXTBSY`, but the program had been cut off, and
+/// died.
 #[test]
 fn a_program_that_runs_is_not_cut_off() {
     on_all(|mounted| {

@@ -204,8 +204,7 @@ impl Engine {
         if buffer.is_empty() || !direct::aligned(offset, buffer.len()) {
             return Ok(None);
         }
-        let end = range_end(offset, buffer.len() as u64)?;
-        let held = self.hold(inode, offset, end, false)?;
+        let held = self.hold(inode, offset, offset.saturating_add(buffer.len() as u64), false)?;
         let size = inode.size();
         if offset >= size {
             return Ok(None);

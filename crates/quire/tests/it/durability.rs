@@ -570,7 +570,8 @@ fn no_crash_gives_rights_back_to_what_was_written_since() {
     }
 }
 
-/// Programs replace a file's contents without an fsync. What was cut off and written anew leaves with the close.
+/// Programs replace a file's contents without an fsync. What was cut off and written anew leaves with the
+/// close.
 #[test]
 fn a_file_that_was_cut_off_and_rewritten_is_written_back_at_its_close() {
     for auto in [true, false] {

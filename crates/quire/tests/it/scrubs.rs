@@ -4,6 +4,7 @@ use crate::common::{file, new_volume, options};
 use quire::{Clock, ScrubOptions, Timestamp, VolumeOptions};
 use quire_device::IoClass;
 use quire_device::simulated::{Fault, FaultOp};
+use quire_format::superblock::SLOT_BLOCKS;
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -52,6 +53,36 @@ fn a_scrub_leaves_a_file_that_grows() {
     assert!(calls < 40, "the scrub follows the file's end");
     assert!(report.is_good() && report.data_bytes >= 4 << 20);
     drop(log);
+    volume.close().unwrap();
+}
+
+/// The last block of a file of the largest size reaches past what a file may have, and was called unreadable.
+#[test]
+fn the_end_of_a_file_of_the_largest_size_is_read() {
+    let (_device, volume) = new_volume(16384);
+    let largest = quire::OpenOptions::new().write(true).create(true).open(&volume, "largest").unwrap();
+    let last = (1 << 63) - 2;
+    largest.write_all_at(&[7], last).unwrap();
+    let report = volume.scrub(&data(), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert!(report.is_good() && report.data_bytes == 4095, "{report:#?}");
+    drop(largest);
+    volume.close().unwrap();
+}
+
+/// A scrub of a snapshot looked at the superblocks, the pool and the journal of the volume that has it: it
+/// told of damage that is not the snapshot's, and could take what the volume was just writing for damage.
+#[test]
+fn a_scrub_of_a_snapshot_leaves_the_volume_alone() {
+    let (device, volume) = new_volume(16384);
+    volume.write("file", [7; 10_000]).unwrap();
+    volume.take_snapshot("then").unwrap();
+    device.rot(SLOT_BLOCKS[0].0..SLOT_BLOCKS[0].0 + 1, 3, 1);
+    let then = volume.open_snapshot("then").unwrap();
+    let report = then.scrub(&data(), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert!(report.damaged == 0 && report.data_bytes == 10_000, "{report:#?}");
+    let report = volume.scrub(&data(), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!((report.damaged, report.healed), (1, 1), "{report:#?}");
+    drop(then);
     volume.close().unwrap();
 }
 
