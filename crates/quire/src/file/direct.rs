@@ -60,7 +60,7 @@ impl Engine {
             return self.read_buffered(inode, offset, out);
         }
         // A whole block is read where a file of the largest size ends in it.
-        let end = offset.saturating_add(out.len() as u64);
+        let end = range_end(offset, 0)? + out.len() as u64;
         let mut bounce = self.bounce(out.as_ptr(), out.len())?;
         let _permit = inode.gate.enter(GateState::Direct);
         let _range = inode.ranges.lock(offset, end, false);

@@ -204,7 +204,8 @@ impl Engine {
         if buffer.is_empty() || !direct::aligned(offset, buffer.len()) {
             return Ok(None);
         }
-        let held = self.hold(inode, offset, offset.saturating_add(buffer.len() as u64), false)?;
+        let end = range_end(offset, 0)? + buffer.len() as u64;
+        let held = self.hold(inode, offset, end, false)?;
         let size = inode.size();
         if offset >= size {
             return Ok(None);

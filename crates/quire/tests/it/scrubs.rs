@@ -76,12 +76,15 @@ fn a_scrub_of_a_snapshot_leaves_the_volume_alone() {
     let (device, volume) = new_volume(16384);
     volume.write("file", [7; 10_000]).unwrap();
     volume.take_snapshot("then").unwrap();
-    device.rot(SLOT_BLOCKS[0].0..SLOT_BLOCKS[0].0 + 1, 3, 1);
+    for slot in SLOT_BLOCKS {
+        device.rot(slot.0..slot.0 + 1, 3, 1);
+    }
     let then = volume.open_snapshot("then").unwrap();
     let report = then.scrub(&data(), &mut |_| ControlFlow::Continue(())).unwrap();
     assert!(report.damaged == 0 && report.data_bytes == 10_000, "{report:#?}");
     let report = volume.scrub(&data(), &mut |_| ControlFlow::Continue(())).unwrap();
-    assert_eq!((report.damaged, report.healed), (1, 1), "{report:#?}");
+    // It writes one of them itself when it begins.
+    assert!(report.damaged > 0 && report.healed == report.damaged, "{report:#?}");
     drop(then);
     volume.close().unwrap();
 }
