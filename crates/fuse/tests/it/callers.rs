@@ -117,6 +117,17 @@ impl Mounted {
         Some(Mounted { directory, device, server: Some(server) })
     }
 
+    /// Fails if the change returns before the device has flushed it.
+    fn assert_durable(&self, what: &str, change: &(dyn Fn() + Sync)) {
+        self.device.shut(true);
+        std::thread::scope(|scope| {
+            let _open = Open(&self.device);
+            let changing = scope.spawn(change);
+            wait_until("nothing is flushed", || self.device.waits() || changing.is_finished());
+            assert!(!changing.is_finished(), "{what} returned before it was durable");
+        });
+    }
+
     fn numbered(&self, number: usize) -> PathBuf {
         self.directory.path().join(format!("f{number}"))
     }
@@ -255,13 +266,7 @@ fn names_are_durable_at_once_where_that_is_promised() {
             &|| std::fs::remove_dir(path("b")).unwrap(),
         ];
         for (number, change) in changes.into_iter().enumerate() {
-            mounted.device.shut(true);
-            std::thread::scope(|scope| {
-                let _open = Open(&mounted.device);
-                let changing = scope.spawn(change);
-                wait_until("nothing is flushed", || mounted.device.waits() || changing.is_finished());
-                assert!(!changing.is_finished(), "change {number} returned before it was durable");
-            });
+            mounted.assert_durable(&format!("change {number}"), change);
         }
     }
 }
@@ -290,13 +295,7 @@ fn copies_and_allocations_are_durable_at_once_where_that_is_promised() {
             };
             let changes: [(&str, &(dyn Fn() + Sync)); 2] = [("a copy", &copy), ("an allocation", &allocate)];
             for (what, change) in changes {
-                mounted.device.shut(true);
-                std::thread::scope(|scope| {
-                    let _open = Open(&mounted.device);
-                    let changing = scope.spawn(change);
-                    wait_until("nothing is flushed", || mounted.device.waits() || changing.is_finished());
-                    assert!(!changing.is_finished(), "{what} returned before it was durable");
-                });
+                mounted.assert_durable(what, change);
             }
         }
     }
