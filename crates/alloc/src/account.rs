@@ -122,7 +122,6 @@ mod tests {
             data_start: BlockNo(16),
             data_end: BlockNo(16 + blocks),
             free_blocks: blocks,
-            used_elsewhere: Vec::new(),
             discard: false,
         };
         Allocator::new(config, Arc::new(Nothing), Arc::new(Nothing)).unwrap()

@@ -85,10 +85,8 @@ pub struct AllocConfig {
     pub data_start: BlockNo,
     /// One behind the last block of the data space.
     pub data_end: BlockNo,
-    /// Free blocks in the data space: neither used by a region nor in `used_elsewhere`.
+    /// Free blocks in the data space: those that no region uses.
     pub free_blocks: u64,
-    /// Blocks within the data space that are in use although no region need say so.
-    pub used_elsewhere: Vec<Run>,
     /// Whether freed blocks are discarded.
     pub discard: bool,
 }
@@ -107,7 +105,6 @@ pub struct Allocator {
     pub(crate) data_start: BlockNo,
     /// One behind the last block of the data space; grows.
     data_end: AtomicU64,
-    used_elsewhere: Vec<Run>,
     pub(crate) discard: bool,
     source: Arc<dyn RegionSource>,
     pub(crate) device: Arc<dyn Discard>,
@@ -159,7 +156,6 @@ impl Allocator {
             counts: Counts::default(),
             data_start,
             data_end: AtomicU64::new(data_end.0),
-            used_elsewhere: config.used_elsewhere,
             discard: config.discard,
         }))
     }
@@ -398,7 +394,7 @@ impl Allocator {
             })
             .map_err(|error| error.context(format!("loading allocation group {number}")))?;
         let outside = [Run::new(BlockNo(0), self.data_start.0), Run::new(data_end, GROUP_BLOCKS)];
-        for run in outside.iter().chain(&self.used_elsewhere) {
+        for run in &outside {
             for (region, map) in regions.clone().zip(&mut maps) {
                 fill(map, region, *run)?;
             }

@@ -122,7 +122,7 @@ impl Allocator {
 
     /// The blocks of a region that are busy here, deferred frees included, and those among them that are
     /// being freed. Loads the group if need be. With nobody allocating, busy without freeing is what the tree
-    /// calls used (blocks outside the data space and [`crate::AllocConfig::used_elsewhere`] apart).
+    /// calls used (blocks outside the data space apart).
     pub fn busy_blocks(&self, region: u64) -> Result<(RegionMap, RegionMap)> {
         let number = usize::try_from(region / GROUP_REGIONS).unwrap_or(usize::MAX);
         if number >= self.group_count() {

@@ -267,14 +267,6 @@ pub fn set_up(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Target>> 
     }
 }
 
-/// The program `quire`: this one, or the one beside it.
-pub fn find_program() -> Option<PathBuf> {
-    let this = std::env::current_exe().ok()?;
-    let named = |path: &Path| path.file_name().is_some_and(|name| name == "quire");
-    let beside = [this.parent().map(|p| p.join("quire")), this.parent()?.parent().map(|p| p.join("quire"))];
-    std::iter::once(Some(this.clone())).chain(beside).flatten().find(|path| named(path) && path.is_file())
-}
-
 fn skipped(why: impl Into<String>) -> Trouble {
     Trouble::Skipped(why.into())
 }

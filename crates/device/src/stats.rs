@@ -79,11 +79,6 @@ impl DeviceStats {
     pub fn class(&self, class: IoClass) -> &ClassStats {
         &self.classes[class.index()]
     }
-
-    /// Bytes written in all classes.
-    pub fn written_bytes(&self) -> u64 {
-        self.classes.iter().map(|class| class.writes.bytes).sum()
-    }
 }
 
 impl fmt::Display for DeviceStats {

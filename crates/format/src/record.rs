@@ -18,7 +18,7 @@
 //!
 //! Numbers are varints (see `cursor`) unless said otherwise. The encoding is canonical: what decodes, encodes
 //! to the same bytes. Applying [`Change::Extents`] *is* allocating and freeing data space
-//! ([`block_changes`]): free-space keys, dead-block keys and extent keys are never put or deleted by
+//! (`extent::subtract`): free-space keys, dead-block keys and extent keys are never put or deleted by
 //! themselves, and such a record is refused.
 //!
 //! [`Change::Data`] says what blocks hold: replay writes it there, unless a later record gives the block
@@ -485,17 +485,6 @@ fn unzigzag(value: u64) -> i64 {
     (value >> 1) as i64 ^ -((value & 1) as i64)
 }
 
-/// The disk blocks that a whole transaction frees and allocates, in this order. Taken over all of its extents
-/// changes at once, so blocks that move from one inode to another are neither. Errors (kind `Corrupt`) if it
-/// removes, or inserts, one block twice.
-pub fn block_changes(changes: &[Change]) -> Result<(Vec<Run>, Vec<Run>)> {
-    let sides = changes.iter().filter_map(|change| match change {
-        Change::Extents { removed, inserted, .. } => Some((removed, inserted)),
-        _ => None,
-    });
-    extent::subtract(sides.clone().flat_map(|side| side.0), sides.flat_map(|side| side.1))
-}
-
 /// The disk blocks that hold data before an extents change and not after it: freed, or unwritten from now on.
 /// Recorded content of theirs is void.
 pub fn no_longer_written(removed: &[Extent], inserted: &[Extent]) -> Result<Vec<Run>> {
@@ -515,28 +504,6 @@ mod tests {
         let mut encoder = Encoder::new();
         encoder.push(change);
         encoder.finish()
-    }
-
-    #[test]
-    fn blocks_that_change_owner_are_neither_freed_nor_allocated() {
-        let changes = [
-            Change::Extents {
-                inode: InodeNo(5),
-                removed: vec![extent(0, 100, 10)],
-                inserted: vec![extent(0, 100, 2)],
-            },
-            Change::OrphanSet { slot: 0, inode: InodeNo(6) },
-            Change::Extents {
-                inode: InodeNo(6),
-                removed: vec![],
-                inserted: vec![extent(0, 102, 5), extent(9, 300, 1)],
-            },
-        ];
-        let (freed, allocated) = block_changes(&changes).unwrap();
-        assert_eq!(freed, [Run::new(BlockNo(107), 3)]);
-        assert_eq!(allocated, [Run::new(BlockNo(300), 1)]);
-        let twice = [changes[2].clone(), changes[2].clone()];
-        assert!(block_changes(&twice).is_err());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The journal's interface: reserve, append, force, and what checkpoints and shutdown need.
 //!
-//! A reservation is charged its record with header and alignment, and a block of padding per record, against
+//! A reservation is charged its record with header and alignment, and a block of padding, against
 //! the ring and the buffer ([`crate::stream`] says why that suffices for ever). What a record does not use
 //! goes back when it is appended, the rest when the reservation is dropped.
 //!
@@ -76,18 +76,10 @@ pub struct Journal {
     core: Arc<Core>,
 }
 
-/// Room for records, in ring and buffer. What is left of it goes back when it is dropped.
+/// Room for a record, in ring and buffer. What is left of it goes back when it is dropped.
 pub struct JournalReservation<'a> {
     core: &'a Core,
     left: u64,
-}
-
-/// Takes a record's payload, piece by piece.
-pub struct RecordWriter<'a> {
-    stream: &'a Stream,
-    range: Claimed,
-    payload: usize,
-    written: usize,
 }
 
 struct Core {
@@ -150,24 +142,19 @@ impl Journal {
     ///
     /// The caller holds no other reservation, and nothing that another holder of one may wait for.
     pub fn try_reserve(&self, bytes: usize) -> Result<JournalReservation<'_>, Short> {
-        self.reserve(1, bytes, true)
-    }
-
-    /// As [`Journal::try_reserve`], for `records` records with `bytes` of payload between them.
-    pub fn try_reserve_records(&self, records: usize, bytes: usize) -> Result<JournalReservation<'_>, Short> {
-        self.reserve(records, bytes, true)
+        self.reserve(bytes, true)
     }
 
     /// As [`Journal::try_reserve`], but says [`Short::Buffer`] where that would wait.
     pub fn try_reserve_now(&self, bytes: usize) -> Result<JournalReservation<'_>, Short> {
-        self.reserve(1, bytes, false)
+        self.reserve(bytes, false)
     }
 
     /// Whether one record with a payload of up to `bytes` bytes would fit beside the reservations there are,
     /// if checkpoints had emptied the ring.
     pub fn has_room_when_empty(&self, bytes: usize) -> bool {
         let usage = self.usage();
-        usage.reserved_bytes + charge_of(1, bytes) <= usage.ring_bytes
+        usage.reserved_bytes + charge_of(bytes) <= usage.ring_bytes
     }
 
     /// The largest payload that one reservation of one record can have on this journal.
@@ -176,12 +163,12 @@ impl Journal {
         whole.saturating_sub(RECORD_HEADER_BYTES + RECORD_ALIGN).min(RECORD_PAYLOAD_MAX)
     }
 
-    fn reserve(&self, records: usize, bytes: usize, wait: bool) -> Result<JournalReservation<'_>, Short> {
+    fn reserve(&self, bytes: usize, wait: bool) -> Result<JournalReservation<'_>, Short> {
         let core = &*self.core;
-        let charge = charge_of(records, bytes);
+        let charge = charge_of(bytes);
         if charge > core.charge_max() || bytes > RECORD_PAYLOAD_MAX {
             return Err(Short::Failed(Error::invalid(format!(
-                "{records} journal records of {bytes} bytes at once: this journal takes {}",
+                "a journal record of {bytes} bytes: this journal takes {}",
                 self.payload_max()
             ))));
         }
@@ -221,48 +208,27 @@ impl Journal {
     /// As [`Journal::append`]; the write that carries the record follows a flush of what had completed at
     /// `mark`, and of nothing else on its behalf. Zero: the record is true whatever else is lost.
     pub fn append_after(&self, reservation: &mut JournalReservation<'_>, payload: &[u8], mark: u64) -> Seq {
-        // Before the record has its place: a leader whose target covers that sees the mark.
-        self.core.raise_after(mark);
-        self.append_unordered(reservation, payload.len(), |record| record.write(payload))
-    }
-
-    /// Appends a record whose payload of `bytes` bytes `fill` writes.
-    ///
-    /// Panics as [`Journal::append`], and if `fill` panics or writes less or more; the journal is shut down
-    /// then.
-    pub fn append_with(
-        &self,
-        reservation: &mut JournalReservation<'_>,
-        bytes: usize,
-        fill: impl FnOnce(&mut RecordWriter<'_>),
-    ) -> Seq {
-        self.core.raise_after(self.core.medium.mark());
-        self.append_unordered(reservation, bytes, fill)
-    }
-
-    fn append_unordered(
-        &self,
-        reservation: &mut JournalReservation<'_>,
-        bytes: usize,
-        fill: impl FnOnce(&mut RecordWriter<'_>),
-    ) -> Seq {
         let core = &*self.core;
+        // Before the record has its place: a leader whose target covers that sees the mark.
+        core.raise_after(mark);
         let unfinished = Unfinished { core };
-        let total = record_bytes(bytes) as u64;
+        let total = record_bytes(payload.len()) as u64;
         let charge = total + PADDING_MAX;
-        assert!(std::ptr::eq(reservation.core, &*self.core), "a reservation of another journal");
+        assert!(std::ptr::eq(reservation.core, core), "a reservation of another journal");
         assert!(
-            bytes <= RECORD_PAYLOAD_MAX && charge <= reservation.left,
+            payload.len() <= RECORD_PAYLOAD_MAX && charge <= reservation.left,
             "the record exceeds its reservation"
         );
         reservation.left -= charge;
 
-        let (range, used) = core.stream.advance(total);
+        let (mut range, used) = core.stream.advance(total);
         let seq = Seq(range.end());
-        let mut record = RecordWriter { stream: &core.stream, range, payload: bytes, written: 0 };
-        record.header();
-        fill(&mut record);
-        core.stream.fill(record.finish());
+        let header = RecordHeader { payload: payload.len() as u32, kind: RecordKind::Transaction };
+        let end = RECORD_HEADER_BYTES + payload.len();
+        core.stream.copy(&mut range, 0, &header.encode());
+        core.stream.copy(&mut range, RECORD_HEADER_BYTES as u64, payload);
+        core.stream.copy(&mut range, end as u64, &[0; RECORD_ALIGN][..total as usize - end]);
+        core.stream.fill(range);
         core.stream.unclaim(charge - used);
         std::mem::forget(unfinished);
 
@@ -394,10 +360,10 @@ impl JournalConfig {
     }
 }
 
-/// What so many records with so many bytes of payload between them take at most.
-fn charge_of(records: usize, bytes: usize) -> u64 {
-    let per_record = (RECORD_HEADER_BYTES + RECORD_ALIGN - 1) as u64 + PADDING_MAX;
-    (records as u64).saturating_mul(per_record).saturating_add(bytes as u64)
+/// What a record with so many bytes of payload takes at most.
+fn charge_of(bytes: usize) -> u64 {
+    let header = (RECORD_HEADER_BYTES + RECORD_ALIGN - 1) as u64;
+    (bytes as u64).saturating_add(header + PADDING_MAX)
 }
 
 impl JournalReservation<'_> {
@@ -418,30 +384,6 @@ impl Drop for JournalReservation<'_> {
 impl fmt::Debug for JournalReservation<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "JournalReservation({} bytes)", self.left)
-    }
-}
-
-impl RecordWriter<'_> {
-    /// The next bytes of the payload.
-    ///
-    /// Panics if they are more than was announced.
-    pub fn write(&mut self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.payload - self.written, "a record longer than announced");
-        self.stream.copy(&mut self.range, (RECORD_HEADER_BYTES + self.written) as u64, bytes);
-        self.written += bytes.len();
-    }
-
-    fn header(&mut self) {
-        let header = RecordHeader { payload: self.payload as u32, kind: RecordKind::Transaction };
-        self.stream.copy(&mut self.range, 0, &header.encode());
-    }
-
-    fn finish(mut self) -> Claimed {
-        assert!(self.written == self.payload, "a record shorter than announced");
-        let end = RECORD_HEADER_BYTES + self.payload;
-        let rest = record_bytes(self.payload) - end;
-        self.stream.copy(&mut self.range, end as u64, &[0; RECORD_ALIGN][..rest]);
-        self.range
     }
 }
 

@@ -45,7 +45,7 @@ pub mod replay;
 pub mod stream;
 pub mod usage;
 
-pub use journal::{Journal, JournalConfig, JournalReservation, RecordWriter, Short};
+pub use journal::{Journal, JournalConfig, JournalReservation, Short};
 pub use medium::Medium;
 pub use replay::{Readable, ReplayConfig, ReplayEnd, replay, replay_readable};
 pub use usage::{JournalCounts, JournalUsage};

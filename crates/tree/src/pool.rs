@@ -29,7 +29,7 @@ use crate::manifest::Manifest;
 use quire_base::{BlockNo, Error, ErrorKind, Result};
 use quire_format::extent::Run;
 use quire_format::place::{NO_TWIN, Place};
-use quire_format::pool::{BITMAP_WORDS, CHUNK_BLOCKS_MAX, ChunkEntry, ManifestRef, OrphanRef, used_count};
+use quire_format::pool::{BITMAP_WORDS, CHUNK_BLOCKS_MAX, ChunkEntry, OrphanRef, used_count};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 
@@ -129,11 +129,6 @@ impl PoolState {
     /// are given to the next checkpoint, which writes the manifest with them.
     pub fn is_damaged(&self) -> bool {
         self.damaged
-    }
-
-    /// The newest manifest, if one was written or loaded.
-    pub fn manifest_ref(&self) -> Option<ManifestRef> {
-        self.manifest.as_ref().map(|manifest| manifest.at)
     }
 
     /// Chunks as runs, ascending.

@@ -140,13 +140,10 @@ fn frees_need_their_group_loaded_before() {
 }
 
 #[test]
-fn chunks_are_contiguous_and_aligned_and_apart_from_fixed_areas() {
+fn chunks_are_contiguous_and_aligned_and_apart_from_what_is_used() {
     let tree = Arc::new(Tree::default());
-    let config = AllocConfig {
-        free_blocks: 2 * GROUP - 100 - 5000,
-        used_elsewhere: vec![run(1024, 5000)],
-        ..config(100, 2 * GROUP)
-    };
+    tree.apply(&[run(1024, 5000)], &[]).unwrap();
+    let config = AllocConfig { free_blocks: 2 * GROUP - 100 - 5000, ..config(100, 2 * GROUP) };
     let allocator = Allocator::new(config, tree, Arc::new(Trimmer::default())).unwrap();
     assert_eq!(allocator.contiguous(1024, 1024).unwrap(), run(6144, 1024));
     assert_eq!(allocator.contiguous(GROUP, GROUP).unwrap(), run(GROUP, GROUP));

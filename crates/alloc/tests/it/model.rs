@@ -85,14 +85,14 @@ fn pick<T>(list: &mut Vec<T>, at: &Index) -> Option<T> {
 }
 
 fn mount(free: u64, discard: bool, tree: &Arc<Tree>) -> Arc<Allocator> {
-    // The last ten blocks and one in the middle are in use by someone whom no region knows.
-    let used_elsewhere = vec![run(END - 10, 10), run(START + 33, 1)];
-    let config = AllocConfig { free_blocks: free, used_elsewhere, discard, ..config(START, END) };
+    let config = AllocConfig { free_blocks: free, discard, ..config(START, END) };
     Allocator::new(config, tree.clone(), Arc::new(Trimmer::default())).unwrap()
 }
 
 fn play(ops: Vec<Op>, discard: bool) {
     let tree = Arc::new(Tree::default());
+    // The last ten blocks and one in the middle are in use all the time.
+    tree.apply(&[run(END - 10, 10), run(START + 33, 1)], &[]).unwrap();
     let free: BTreeSet<u64> = (START..END - 10).filter(|block| *block != START + 33).collect();
     let mut allocator = mount(free.len() as u64, discard, &tree);
     let account = SpaceAccount::default();

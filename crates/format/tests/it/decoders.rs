@@ -121,7 +121,6 @@ proptest! {
         let bytes = encode_all(&changes);
         prop_assert_eq!(record::decode(&bytes).unwrap(), changes.clone());
         prop_assert!(changes.iter().all(|change| !change.describe().is_empty()));
-        let _ = record::block_changes(&changes);
         for cut in (0..bytes.len()).step_by(1 + bytes.len() / 2048) {
             every_decoder(&bytes[..cut]);
         }

@@ -208,11 +208,6 @@ impl Operations {
         done
     }
 
-    /// Whether a write with these flags waits for the device before it is answered.
-    pub fn is_synchronous(flags: i32) -> bool {
-        flags & libc::O_DSYNC != 0
-    }
-
     /// Writes `data`; the count may be short only when an error or the end of space came after it.
     ///
     /// The kernel has already turned `O_APPEND` into an offset, under its own lock on the file, and a large

@@ -69,17 +69,17 @@ impl Life {
 
     fn append(&mut self, lens: &[usize]) {
         let journal = self.rig.journal.clone();
-        let mut reservation = loop {
-            match journal.try_reserve_records(lens.len(), lens.iter().sum()) {
-                Ok(reservation) => break reservation,
-                Err(Short::Checkpoint) => self.checkpoint(),
-                Err(other) => panic!("{other:?}"),
-            }
-        };
         for (nth, len) in lens.iter().enumerate() {
             if nth > 0 {
                 self.force(self.rig.journal.head());
             }
+            let mut reservation = loop {
+                match journal.try_reserve(*len) {
+                    Ok(reservation) => break reservation,
+                    Err(Short::Checkpoint) => self.checkpoint(),
+                    Err(other) => panic!("{other:?}"),
+                }
+            };
             self.number += 1;
             let payload = payload(self.number, *len);
             let seq = journal.append(&mut reservation, &payload);

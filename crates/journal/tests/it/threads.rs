@@ -216,37 +216,6 @@ fn a_leader_that_panics_wakes_everyone() {
     }
 }
 
-/// A leader waits for records that are being copied in, and gives up when their owner panics.
-#[test]
-fn a_straggler_that_panics_frees_the_leader() {
-    let (gate, journal) = gated();
-    gate.set_open(true);
-    let straggler = {
-        let (gate, journal) = (gate.clone(), journal.clone());
-        gate.set_open(false);
-        thread::spawn(move || {
-            let mut reservation = journal.try_reserve(100).unwrap();
-            journal.append_with(&mut reservation, 100, |_| {
-                let mut open = gate.open.lock();
-                while !*open {
-                    gate.changed.wait(&mut open);
-                }
-                panic!("halfway");
-            });
-        })
-    };
-    while journal.head() == Seq(0) {
-        thread::sleep(Duration::from_millis(1));
-    }
-    let behind = forcers(&journal, 2);
-    gate.set_open(true);
-    assert!(straggler.join().is_err());
-    for thread in behind {
-        assert_eq!(thread.join().unwrap().unwrap_err().kind(), ErrorKind::Shutdown);
-    }
-    assert_eq!(gate.entered.load(Ordering::SeqCst), 0);
-}
-
 /// With the buffer promised away and nothing to force, a reservation waits for another to be given back or
 /// used.
 #[test]

@@ -256,7 +256,6 @@ fn parts(
             data_end: superblock.data_end,
             free_blocks: superblock.free_blocks,
             discard: options.discard,
-            used_elsewhere: Vec::new(),
         },
         Arc::new(TreeRegions(loaded.tree.clone())),
         device.clone(),

@@ -65,7 +65,6 @@ pub fn config(data_start: u64, data_end: u64) -> AllocConfig {
         data_start: BlockNo(data_start),
         data_end: BlockNo(data_end),
         free_blocks: data_end - data_start,
-        used_elsewhere: Vec::new(),
         discard: false,
     }
 }
