@@ -20,6 +20,7 @@ use quire_format::extent::{Run, subtract, total_blocks};
 use quire_format::key::{Key, KeyKind};
 use quire_format::record::{Change, no_longer_written};
 use quire_format::region::{RegionMap, split_by_region};
+use quire_format::snapshot::Snapshot;
 use quire_tree::Tree;
 
 /// The state that changes apply to.
@@ -64,7 +65,10 @@ impl Target<'_> {
                     self.inode_numbers.pass(key.object.saturating_add(1));
                 }
                 if key.kind == KeyKind::Snapshot {
-                    self.snapshots.put(*key, value)?;
+                    let snapshot = Snapshot::decode(value)?;
+                    self.snapshots.put(*key, &snapshot);
+                    // It counts a range as taken of which a replay may find one number, or none.
+                    self.inode_numbers.pass(snapshot.superblock.next_inode);
                 }
                 self.tree.put(*key, value)
             }

@@ -6,11 +6,13 @@
 //! again; there are 2^64.
 //!
 //! Invariants: every number in use is below the end, and so is every range; the superblock has the end, so
-//! after a crash nothing that was handed out is handed out again.
+//! after a crash nothing that was handed out is handed out again. The end of a snapshot is not beyond the
+//! volume's.
 //!
 //! Shared lines: the end, once in [`RANGE`] numbers.
 //!
-//! Neighbours: [`super::apply`] moves the end past numbers that a journal record names, in replay.
+//! Neighbours: [`super::apply`] moves the end past numbers that a journal record names, and past the end that
+//! a snapshot has, in replay.
 
 use quire_base::InodeNo;
 use quire_base::shard::{self, SHARDS};

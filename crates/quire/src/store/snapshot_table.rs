@@ -55,27 +55,26 @@ impl SnapshotTable {
         table.epoch.store(epoch, Ordering::Relaxed);
         let mut outcome = Ok(());
         tree.scan(Key::snapshot(0), Key::snapshot(u32::MAX), &mut |key, value| {
-            outcome = table.put_since(key, value, 0);
+            outcome = Snapshot::decode(value).map(|snapshot| table.put_since(key, &snapshot, 0));
             if outcome.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         outcome.map(|()| table)
     }
 
     /// A snapshot was put into the tree, or is being deleted from now on.
-    pub(crate) fn put(&self, key: Key, value: &[u8]) -> Result<()> {
-        self.put_since(key, value, self.epoch())
+    pub(crate) fn put(&self, key: Key, snapshot: &Snapshot) {
+        self.put_since(key, snapshot, self.epoch());
     }
 
-    fn put_since(&self, key: Key, value: &[u8], now: u32) -> Result<()> {
+    fn put_since(&self, key: Key, snapshot: &Snapshot, now: u32) {
         debug_assert_eq!(key.kind, KeyKind::Snapshot);
         let number = key.offset as u32;
-        let deleting = Snapshot::decode(value)?.deleting.is_some();
+        let deleting = snapshot.deleting.is_some();
         let mut all = self.all.lock();
         let since = deleting.then(|| all.get(&number).copied().flatten().unwrap_or(now));
         all.insert(number, since);
         self.epoch.fetch_max(number, Ordering::Relaxed);
         self.choose(&all);
-        Ok(())
     }
 
     /// A snapshot is no more.
