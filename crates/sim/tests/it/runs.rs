@@ -48,8 +48,8 @@ fn list() -> Vec<Settings> {
     list.push(of(Style::Atomic, 2, 70_065, 60));
     // Directories read what is handed down to them before a change of it, and came behind the change.
     list.push(Settings { seed: 504_307, operations: 60, threads: 4, ..Settings::default() });
-    // A create beside a snapshot took a new range of inode numbers. The snapshot counted all of it as taken; a replay
-    // after a crash counted the one number that it found, and fsck called the snapshot damaged.
+    // A create beside a snapshot took a new range of inode numbers. The snapshot counted all of it as taken;
+    // a replay after a crash counted the one number that it found, and fsck called the snapshot damaged.
     list.push(Settings { seed: 3_900_270, operations: 60, threads: 3, ..Settings::default() });
     list
 }
