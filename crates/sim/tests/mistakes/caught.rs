@@ -25,7 +25,8 @@ fn of(style: Style, threads: usize, operations: usize, seed: u64) -> Settings {
 /// Where a mistake is looked for: the runs are of this seed and the following ones.
 fn ground(mistake: Mistake) -> Settings {
     match mistake {
-        Mistake::NoFlushBeforeJournalWrite | Mistake::RecordNamesNoData => of(Style::Data, 3, 80, 1000),
+        Mistake::NoFlushBeforeJournalWrite => of(Style::Data, 3, 80, 1000),
+        Mistake::RecordNamesNoData => of(Style::Data, 3, 80, 2000),
         Mistake::ExtentBeforeData => of(Style::Names, 4, 80, 1000),
         Mistake::FreedBlocksReusedAtOnce | Mistake::FreedBlocksDiscardedAtOnce => {
             of(Style::Reshape, 2, 80, 1000)
@@ -36,7 +37,7 @@ fn ground(mistake: Mistake) -> Settings {
         Mistake::TornJournalTailAccepted => of(Style::Wrap, 4, 80, 5004),
         Mistake::JournalWriteBeforeItsPredecessor => of(Style::Wrap, 4, 80, 2000),
         Mistake::JournalSpaceReusedEarly => of(Style::Wrap, 1, 250, 1000),
-        Mistake::CollapseGateBeforeForce => of(Style::Reshape, 2, 40, 1000),
+        Mistake::CollapseGateBeforeForce => of(Style::Reshape, 2, 40, 2000),
         Mistake::CheckpointNodesInDataSpace | Mistake::SizePastGap => of(Style::Mixed, 1, 60, 1000),
         Mistake::DeadRecordsAccepted => of(Style::Forces, 2, 80, 1000),
         Mistake::RenameInTwoTransactions => of(Style::Names, 1, 80, 1000),
@@ -65,6 +66,7 @@ fn ground(mistake: Mistake) -> Settings {
         | Mistake::KeptNodesReused
         | Mistake::RollbackRestoresMap => of(Style::Snapshots, 1, 80, 1000),
         Mistake::SnapshotWithoutSync | Mistake::HomesKeptBySnapshot => of(Style::Snapshots, 3, 80, 1000),
+        Mistake::OrphanClaimedApart => of(Style::Forces, 4, 80, 2000),
         _ => of(Style::Forces, 4, 80, 1000),
     }
 }
