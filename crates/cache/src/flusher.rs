@@ -1,10 +1,16 @@
 //! Background writeback: what is written when nobody asked.
 //!
 //! A step takes mappings with unfinished blocks from the front of a line ([`crate::dirty_line`]), those that
-//! wait longest first, and no more of them than it writes. Over the background threshold it writes whatever
-//! there is, below it what is older than the age limit; a file that failed a moment ago waits a second. A
-//! step puts at most [`STEP_BLOCKS`] under way; a file with more stays in front, and the next step goes on
-//! with it. All are started before any is waited for. Then clean folios are dropped ahead of need.
+//! are due first, and no more of them than it writes. Over the background threshold it writes whatever there
+//! is, below it what is due; a file that failed a moment ago waits a second. A step puts at most
+//! [`STEP_BLOCKS`] under way; a file with more stays in front, and the next step goes on with it. All are
+//! started before any is waited for. Then clean folios are dropped ahead of need.
+//!
+//! Dirty data is due at an age of half a minute, that of files which programs make durable after a second
+//! ([`Mapping::note_forced`]). An fsync waits for all that is dirty, and on a mount the kernel keeps everybody
+//! out of the file meanwhile: a checkpoint of a database would find the pages of half a minute. What is due
+//! is written in small parts with pauses between them, since a flush of the device waits for all that the
+//! device is writing; the more is dirty, the larger the parts.
 //!
 //! A block in writeback cannot be written to until the device is done with it (C2), so a pass leaves the end
 //! of a growing file alone ([`Mapping::tail`]): a log that is appended to would wait at every pass. A file of
@@ -27,13 +33,18 @@ use crate::reclaim;
 use crate::snapshot::Snapshot;
 use crate::throttle;
 use crate::writeback::Effort;
-use quire_base::Timestamp;
 use quire_base::sync::Arc;
 use quire_base::sync::atomic::Ordering;
+use quire_base::{BLOCK_SIZE, Timestamp};
 use std::time::Duration;
 
 /// Blocks that one step puts under way (16 MiB).
 const STEP_BLOCKS: u64 = 4096;
+/// The part of what is dirty that one paced step puts under way, and its least number of blocks.
+const PACED_SHARE: u64 = 64;
+const PACED_BLOCKS_MIN: u64 = 32;
+/// Between two paced steps.
+const PACED_PAUSE: Duration = Duration::from_millis(10);
 /// Time before a file whose writeback failed is tried again in the background, nanoseconds.
 const RETRY_NANOS: i64 = 1_000_000_000;
 /// Blocks before the end of a file from which on the end is left alone (1 MiB): two requests and two records
@@ -59,7 +70,7 @@ pub(crate) fn step(core: &Arc<Core>) -> bool {
 pub(crate) fn write_some(core: &Arc<Core>, force: bool) -> bool {
     let before = core.cleaned_blocks.load(Ordering::Relaxed);
     let now = core.clock.now();
-    let over = force || core.dirty_bytes() > core.dirty_background_bytes.load(Ordering::Relaxed);
+    let over = force || is_over(core);
     // Without background threads nobody else makes progress meanwhile: who comes second waits.
     let turn = if core.running.load(Ordering::Acquire) {
         core.small_files.try_lock()
@@ -68,22 +79,23 @@ pub(crate) fn write_some(core: &Arc<Core>, force: bool) -> bool {
     };
     let mut outbox = Outbox::new(core.clone(), Queue::Background);
     let mut started: Vec<Snapshot> = Vec::new();
-    let mut left = STEP_BLOCKS;
+    let mut left =
+        if over || !core.running.load(Ordering::Acquire) { STEP_BLOCKS } else { paced_blocks(core) };
     // Those that join the line or go back meanwhile are for the next step.
     let end = core.dirty.lock().end();
-    let mut from = 0;
+    let mut from = None;
     while left > 0 {
         let Some((waiting, next)) = core.dirty.lock().first(from, end, turn.is_none()) else { break };
-        from = next;
+        from = Some(next);
         core.metrics.flusher_looks.add(1);
         // The clock may have been set back.
-        let is_old =
-            |since: Timestamp| since > now || now.0.saturating_sub(since.0) >= core.config.dirty_age_nanos;
-        if !over && !is_old(waiting.since) {
+        if !over && waiting.due > now && waiting.since <= now {
             break;
         }
         let Some(mapping) = waiting.what.upgrade() else { continue };
         let since = mapping.left_since().unwrap_or(waiting.since);
+        let is_old =
+            |since: Timestamp| since > now || now.0.saturating_sub(since.0) >= core.config.dirty_age_nanos;
         let tail = match force || is_old(since) || !throttle::is_far_below_limit(core) {
             true => Tail::Written,
             false if now.0.saturating_sub(waiting.since.0) < TAIL_NANOS => Tail::Left,
@@ -104,6 +116,17 @@ pub(crate) fn write_some(core: &Arc<Core>, force: bool) -> bool {
     drop(turn);
     started.iter_mut().for_each(Snapshot::wait_out);
     core.cleaned_blocks.load(Ordering::Relaxed) != before
+}
+
+/// Whether more is dirty than may wait for its time.
+fn is_over(core: &Core) -> bool {
+    core.dirty_bytes() > core.dirty_background_bytes.load(Ordering::Relaxed)
+}
+
+/// Blocks that a step puts under way while there is time.
+fn paced_blocks(core: &Core) -> u64 {
+    let dirty = core.dirty_bytes() / BLOCK_SIZE as u64;
+    (dirty / PACED_SHARE).clamp(PACED_BLOCKS_MIN, STEP_BLOCKS)
 }
 
 /// What a pass does with the end of a growing file.
@@ -181,9 +204,21 @@ pub(crate) fn work(core: &Arc<Core>) {
         }
         signal.kicked = false;
         drop(signal);
-        let began = core.clock.now();
-        let before = core.cleaned_blocks.load(Ordering::Relaxed);
-        while step(core) && !core.flusher.lock().stop {}
-        core.note_rate(core.cleaned_blocks.load(Ordering::Relaxed) - before, core.clock.now().0 - began.0);
+        loop {
+            let began = core.clock.now();
+            let before = core.cleaned_blocks.load(Ordering::Relaxed);
+            let did = step(core);
+            core.note_rate(
+                core.cleaned_blocks.load(Ordering::Relaxed) - before,
+                core.clock.now().0 - began.0,
+            );
+            let mut signal = core.flusher.lock();
+            if !did || signal.stop {
+                break;
+            }
+            if !std::mem::take(&mut signal.kicked) && !is_over(core) {
+                core.flusher_wake.wait_for(&mut signal, PACED_PAUSE);
+            }
+        }
     }
 }

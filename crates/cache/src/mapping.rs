@@ -36,6 +36,8 @@ use std::ptr::NonNull;
 
 /// Dirty folios up to which a file is small.
 pub(crate) const SMALL_FOLIOS: usize = 16;
+/// Age at which dirty data of a file that programs make durable is written, nanoseconds.
+const FORCED_AGE_NANOS: i64 = 1_000_000_000;
 /// Listed folios looked at with one visit to the list.
 const FOLIOS_AT_ONCE: usize = 256;
 
@@ -49,6 +51,8 @@ pub struct Mapping {
     pub(crate) index: Index,
     pub(crate) errors: Errors,
     pub(crate) homes: HomesKnown,
+    /// Somebody has made it durable ([`Mapping::note_forced`]).
+    forced: AtomicBool,
     list: Mutex<List>,
     pub(crate) waits: Mutex<Waits>,
     /// Signalled when a gathering ends while somebody waits to keep writeback off a range ([`crate::hold`]).
@@ -92,6 +96,7 @@ impl Mapping {
             index: Index::default(),
             errors: Errors::default(),
             homes: HomesKnown::since(core.homes.load(Ordering::SeqCst)),
+            forced: AtomicBool::new(false),
             list: Mutex::new(List::default()),
             waits: Mutex::new(Waits::default()),
             gathering_ended: Condvar::new(),
@@ -330,7 +335,7 @@ impl Mapping {
         match list.place {
             None => {
                 let since = self.core.clock.now();
-                list.place = Some(self.core.dirty.lock().join(self.me.clone(), since));
+                list.place = Some(self.core.dirty.lock().join(self.me.clone(), since, self.patience()));
             }
             // Once, when it becomes a large file.
             Some(place) if list.folios.len() == SMALL_FOLIOS + 1 => {
@@ -388,13 +393,28 @@ impl Mapping {
         Some(start + u64::from(segment)).filter(|tail| *tail >= blocks_min)
     }
 
+    /// Notes that a program makes the file durable: it will do so again, and wait for what is dirty then. So
+    /// what becomes dirty from now on is written early.
+    pub fn note_forced(&self) {
+        if !self.forced.load(Ordering::Relaxed) {
+            self.forced.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// How long what is dirty waits at most, nanoseconds.
+    fn patience(&self) -> i64 {
+        let config = &self.core.config;
+        let early = self.forced.load(Ordering::Relaxed);
+        if early { config.dirty_age_nanos.min(FORCED_AGE_NANOS) } else { config.dirty_age_nanos }
+    }
+
     /// Notes that a background pass has ended: the mapping waits anew from now on, but for what the pass has
     /// left behind, which waits since `left_since`.
     pub(crate) fn gathered(&self, left_since: Option<Timestamp>) {
         let mut list = self.list.lock();
         if let Some(place) = list.place {
             let since = self.core.clock.now();
-            list.place = Some(self.core.dirty.lock().go_back(place, since));
+            list.place = Some(self.core.dirty.lock().go_back(place, since, self.patience()));
             list.left_since = left_since;
         }
     }

@@ -529,6 +529,50 @@ fn what_a_pass_leaves_behind_keeps_its_age() {
     assert!((20..32).any(step), "the end of the file is old");
 }
 
+/// PostgreSQL's checkpoint wrote pages for half a minute and then fsynced the file: the pages were all dirty
+/// still. On a mount the kernel keeps everybody out of a file that is being fsynced, also those who only ask
+/// for its size, and no transaction got through for 2.4 seconds. What programs make durable is written early.
+#[test]
+fn what_programs_make_durable_is_written_after_a_second() {
+    let world = World::new(CacheConfig::new(256 << 20));
+    let (database, other) = (world.file(), world.file());
+    database.mapping().note_forced();
+    for file in [&database, &other] {
+        file.write(0, &pattern(1, 100_000)).unwrap();
+    }
+    world.clock.advance(900_000_000);
+    assert!(!world.cache.background_step());
+    world.clock.advance(100_000_000);
+    assert!(world.cache.background_step());
+    assert!(database.mapping().is_clean() && !other.mapping().is_clean());
+
+    // Again and again, whatever became dirty before it and waits for longer.
+    database.write(0, &pattern(2, 100)).unwrap();
+    assert!(!world.cache.background_step());
+    world.clock.advance(1_000_000_000);
+    assert!(world.cache.background_step());
+    assert!(database.mapping().is_clean() && !other.mapping().is_clean());
+    world.clock.advance(28_000_000_000);
+    assert!(world.cache.background_step());
+    assert!(other.mapping().is_clean());
+}
+
+/// What had become old was written in one piece, and the flushes of all programs waited for the device to
+/// write it: a tenth of the transactions of a database, while its checkpoint went on.
+#[test]
+fn what_is_due_is_written_in_small_parts() {
+    let world = World::new(CacheConfig::new(256 << 20));
+    let files: Vec<_> = (0..512).map(|_| world.file()).collect();
+    files.iter().for_each(|file| file.write(0, &pattern(1, 4096)).unwrap());
+    world.clock.advance(30_000_000_000);
+    world.cache.start().unwrap();
+    while !files.iter().all(|file| file.mapping().is_clean()) {
+        std::thread::yield_now();
+    }
+    world.cache.stop();
+    assert!(world.cache.metrics().flusher_steps.get() >= 15);
+}
+
 /// A request of several files that fails has failed for each of them, and each tells it until it is written.
 #[test]
 fn a_failed_request_of_several_files_sticks_to_each() {

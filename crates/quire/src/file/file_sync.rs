@@ -167,6 +167,7 @@ pub(crate) struct SyncSet {
 impl SyncSet {
     /// Of bytes `[offset, offset + len)` of a file, and of its attributes unless `data_only`.
     pub(crate) fn file(inode: &InodeRef, offset: u64, len: u64, data_only: bool) -> SyncSet {
+        inode.mapping.get().inspect(|mapping| mapping.note_forced());
         let left = vec![FileSync::new(inode, offset, len, data_only)];
         SyncSet { left, is_volume: false, need: Reached::default(), outcome: Ok(()) }
     }
