@@ -7,10 +7,10 @@
 //! started before any is waited for. Then clean folios are dropped ahead of need.
 //!
 //! Dirty data is due at an age of half a minute, that of files which programs make durable after a second
-//! ([`Mapping::note_forced`]). An fsync waits for all that is dirty, and on a mount the kernel keeps everybody
-//! out of the file meanwhile: a checkpoint of a database would find the pages of half a minute. What is due
-//! is written in small parts with pauses between them, since a flush of the device waits for all that the
-//! device is writing; the more is dirty, the larger the parts.
+//! ([`Mapping::note_forced`]). An fsync waits for all that is dirty, and on a mount the kernel keeps
+//! everybody out of the file meanwhile: a checkpoint of a database would find the pages of half a minute.
+//! What is due is written in small parts with pauses between them, since a flush of the device waits for all
+//! that the device is writing; the more is dirty, the larger the parts.
 //!
 //! A block in writeback cannot be written to until the device is done with it (C2), so a pass leaves the end
 //! of a growing file alone ([`Mapping::tail`]): a log that is appended to would wait at every pass. A file of
