@@ -1,22 +1,23 @@
 //! Background writeback: what is written when nobody asked.
 //!
 //! A step takes mappings with unfinished blocks from the front of a line ([`crate::dirty_line`]), those that
-//! are due first, and no more of them than it writes. Over the background threshold it writes whatever there
-//! is, below it what is due; a file that failed a moment ago waits a second. A step puts at most
-//! [`STEP_BLOCKS`] under way; a file with more stays in front, and the next step goes on with it. All are
-//! started before any is waited for. Then clean folios are dropped ahead of need.
+//! wait longest first, and no more of them than it writes. Over the background threshold it writes whatever
+//! there is, below it what is due; a file that failed a moment ago waits a second. A step puts about
+//! [`STEP_BLOCKS`] under way at most; a file with more stays in front, and the next step goes on with it. All
+//! are started before any is waited for. Then clean folios are dropped ahead of need.
 //!
 //! Dirty data is due at an age of half a minute, that of files which programs make durable after a second
-//! ([`Mapping::note_forced`]). An fsync waits for all that is dirty, and on a mount the kernel keeps
-//! everybody out of the file meanwhile: a checkpoint of a database would find the pages of half a minute.
-//! What is due is written in small parts with pauses between them, since a flush of the device waits for all
-//! that the device is writing; the more is dirty, the larger the parts.
+//! ([`Mapping::note_forced`]). An fsync waits for all that is dirty, and on a mount the kernel keeps writers
+//! out of the file meanwhile, and those who ask for its end: a checkpoint of a database would find the pages
+//! of half a minute. Below the threshold the background threads write in small parts with pauses between
+//! them, since a flush of the device waits for all that the device is writing; the more is dirty, the larger
+//! the parts.
 //!
 //! A block in writeback cannot be written to until the device is done with it (C2), so a pass leaves the end
-//! of a growing file alone ([`Mapping::tail`]): a log that is appended to would wait at every pass. A file of
-//! which nothing else is dirty keeps its end for [`TAIL_NANOS`]. The end is written like the rest when data
-//! is old, and when writers are about to be slowed. What a pass leaves behind keeps its age, for the next
-//! one.
+//! of a growing file alone ([`Mapping::tail`]): a log that is appended to would wait at every pass. Over the
+//! threshold a file of which nothing else is dirty keeps its end for [`TAIL_NANOS`]. The end is written like
+//! the rest when it is half a minute old, and when writers are about to be slowed. What a pass leaves behind
+//! keeps its age, for the next one.
 //!
 //! Files with few dirty folios are one thread's at a time, so that they get their homes next to each other
 //! and their writes join; the other threads take the large ones meanwhile.
@@ -27,6 +28,7 @@
 //! Neighbours: [`crate::writeback`] gathers, [`crate::throttle`] and [`crate::core`] kick.
 
 use crate::core::Core;
+use crate::dirty_line::Which;
 use crate::mapping::Mapping;
 use crate::outbox::{Outbox, Queue};
 use crate::reclaim;
@@ -45,6 +47,8 @@ const PACED_SHARE: u64 = 64;
 const PACED_BLOCKS_MIN: u64 = 32;
 /// Between two paced steps.
 const PACED_PAUSE: Duration = Duration::from_millis(10);
+/// Age at which dirty data of a file that programs make durable is written, nanoseconds.
+const EARLY_NANOS: i64 = 1_000_000_000;
 /// Time before a file whose writeback failed is tried again in the background, nanoseconds.
 const RETRY_NANOS: i64 = 1_000_000_000;
 /// Blocks before the end of a file from which on the end is left alone (1 MiB): two requests and two records
@@ -59,17 +63,20 @@ const PERIOD: Duration = Duration::from_millis(500);
 pub(crate) fn step(core: &Arc<Core>) -> bool {
     let wrote = write_some(core, false);
     let reclaimed = reclaim_ahead(core);
-    if wrote || reclaimed {
+    count_step(core, wrote || reclaimed);
+    wrote || reclaimed
+}
+
+fn count_step(core: &Core, did_something: bool) {
+    if did_something {
         core.metrics.flusher_steps.add(1);
     }
-    wrote || reclaimed
 }
 
 /// Writes a part of what is dirty and waits for it; true if blocks have become clean. With `force` whatever
 /// its age, and what failed a moment ago as well.
 pub(crate) fn write_some(core: &Arc<Core>, force: bool) -> bool {
     let before = core.cleaned_blocks.load(Ordering::Relaxed);
-    let now = core.clock.now();
     let over = force || is_over(core);
     // Without background threads nobody else makes progress meanwhile: who comes second waits.
     let turn = if core.running.load(Ordering::Acquire) {
@@ -78,44 +85,88 @@ pub(crate) fn write_some(core: &Arc<Core>, force: bool) -> bool {
         Some(core.small_files.lock())
     };
     let mut outbox = Outbox::new(core.clone(), Queue::Background);
-    let mut started: Vec<Snapshot> = Vec::new();
-    let mut left =
-        if over || !core.running.load(Ordering::Acquire) { STEP_BLOCKS } else { paced_blocks(core) };
-    // Those that join the line or go back meanwhile are for the next step.
-    let end = core.dirty.lock().end();
-    let mut from = None;
-    while left > 0 {
-        let Some((waiting, next)) = core.dirty.lock().first(from, end, turn.is_none()) else { break };
-        from = Some(next);
-        core.metrics.flusher_looks.add(1);
-        // The clock may have been set back.
-        if !over && waiting.due > now && waiting.since <= now {
-            break;
-        }
-        let Some(mapping) = waiting.what.upgrade() else { continue };
-        let since = mapping.left_since().unwrap_or(waiting.since);
-        let is_old =
-            |since: Timestamp| since > now || now.0.saturating_sub(since.0) >= core.config.dirty_age_nanos;
-        let tail = match force || is_old(since) || !throttle::is_far_below_limit(core) {
-            true => Tail::Written,
-            false if now.0.saturating_sub(waiting.since.0) < TAIL_NANOS => Tail::Left,
-            false => Tail::LeftBehindOthers,
-        };
-        let failed =
-            !force && mapping.errors.failed_at().is_some_and(|at| now.0.saturating_sub(at.0) < RETRY_NANOS);
-        if failed || mapping.flushing.swap(true, Ordering::Acquire) {
-            continue;
-        }
-        if let Some((blocks, in_flight)) = gather_some(&mapping, &mut outbox, left, tail, since) {
-            left = left.saturating_sub(blocks);
-            started.push(in_flight);
-        }
-        mapping.flushing.store(false, Ordering::Release);
+    let mut pass = Step {
+        core,
+        force,
+        over,
+        // Those that join the line or go back meanwhile are for the next step.
+        end: core.dirty.lock().end(),
+        now: core.clock.now(),
+        left: if over || !core.running.load(Ordering::Acquire) { STEP_BLOCKS } else { paced_blocks(core) },
+        started: Vec::new(),
+    };
+    let only_large = turn.is_none();
+    if over {
+        pass.take(&mut outbox, Which { only_large, is_early: None });
+    } else {
+        pass.take(&mut outbox, Which { only_large, is_early: Some(true) });
+        pass.take(&mut outbox, Which { only_large, is_early: Some(false) });
     }
+    let mut started = pass.started;
     drop(outbox);
     drop(turn);
     started.iter_mut().for_each(Snapshot::wait_out);
     core.cleaned_blocks.load(Ordering::Relaxed) != before
+}
+
+/// What one step writes.
+struct Step<'a> {
+    core: &'a Arc<Core>,
+    force: bool,
+    /// It writes whatever there is.
+    over: bool,
+    end: u64,
+    now: Timestamp,
+    /// Blocks that it may still put under way.
+    left: u64,
+    started: Vec<Snapshot>,
+}
+
+impl Step<'_> {
+    /// Takes from the front of the line what is due.
+    fn take(&mut self, outbox: &mut Outbox, which: Which) {
+        let core = self.core;
+        let age = if which.is_early == Some(true) { EARLY_NANOS } else { core.config.dirty_age_nanos };
+        let mut from = 0;
+        while self.left > 0 {
+            let Some((waiting, next)) = core.dirty.lock().first(from, self.end, which) else { return };
+            from = next;
+            core.metrics.flusher_looks.add(1);
+            if !self.over && !self.is_old(waiting.since, age) {
+                return;
+            }
+            let Some(mapping) = waiting.what.upgrade() else { continue };
+            let since = mapping.left_since().unwrap_or(waiting.since);
+            let written = self.force
+                || self.is_old(since, core.config.dirty_age_nanos)
+                || !throttle::is_far_below_limit(core);
+            let tail = match written {
+                true => Tail::Written,
+                // Small as it may be: an fsync does not wait for it for long.
+                false if !self.over => Tail::Left(0),
+                false if self.is_old(waiting.since, TAIL_NANOS) => Tail::LeftBehindOthers,
+                false => Tail::Left(TAIL_BEHIND_BLOCKS),
+            };
+            let failed_at = mapping.errors.failed_at().filter(|_| !self.force);
+            let failed = failed_at.is_some_and(|at| !self.is_old(at, RETRY_NANOS));
+            if failed || mapping.flushing.swap(true, Ordering::Acquire) {
+                continue;
+            }
+            if let Some((blocks, in_flight)) = gather_some(&mapping, outbox, self.left, tail, since) {
+                self.left = self.left.saturating_sub(blocks);
+                self.started.push(in_flight);
+            } else if !self.over {
+                // It does not stay in front only because of its end.
+                mapping.gathered(Some(since));
+            }
+            mapping.flushing.store(false, Ordering::Release);
+        }
+    }
+
+    /// Whether something has waited for so long. The clock may have been set back.
+    fn is_old(&self, since: Timestamp, age: i64) -> bool {
+        since > self.now || self.now.0.saturating_sub(since.0) >= age
+    }
 }
 
 /// Whether more is dirty than may wait for its time.
@@ -134,9 +185,9 @@ fn paced_blocks(core: &Core) -> u64 {
 enum Tail {
     /// It is written like the rest.
     Written,
-    /// It is left alone.
-    Left,
-    /// It is left alone, unless nothing else of the file is dirty.
+    /// It is left alone, if that many blocks lie before it.
+    Left(u64),
+    /// It is left alone, unless little lies before it or nothing else of the file is dirty.
     LeftBehindOthers,
 }
 
@@ -153,11 +204,15 @@ fn gather_some(
 ) -> Option<(u64, Snapshot)> {
     let cursor = mapping.flush_cursor.load(Ordering::Relaxed);
     if cursor == 0 {
-        let start = if tail == Tail::Written { None } else { mapping.tail(TAIL_BEHIND_BLOCKS) };
+        let start = match tail {
+            Tail::Written => None,
+            Tail::Left(blocks) => mapping.tail(blocks),
+            Tail::LeftBehindOthers => mapping.tail(TAIL_BEHIND_BLOCKS),
+        };
         let has_others = |start: &u64| mapping.first_dirty(0).is_some_and(|block| block < *start);
         let end = match start {
             Some(start) if has_others(&start) => start,
-            Some(_) if tail == Tail::Left => return None,
+            Some(_) if tail != Tail::LeftBehindOthers => return None,
             _ => mapping.listed_end(),
         };
         mapping.flush_end.store(end, Ordering::Relaxed);
@@ -207,17 +262,20 @@ pub(crate) fn work(core: &Arc<Core>) {
         loop {
             let began = core.clock.now();
             let before = core.cleaned_blocks.load(Ordering::Relaxed);
-            let did = step(core);
+            let wrote = write_some(core, false);
+            let reclaimed = reclaim_ahead(core);
             core.note_rate(
                 core.cleaned_blocks.load(Ordering::Relaxed) - before,
                 core.clock.now().0 - began.0,
             );
+            count_step(core, wrote || reclaimed);
             let mut signal = core.flusher.lock();
-            if !did || signal.stop {
-                break;
-            }
-            if !std::mem::take(&mut signal.kicked) && !is_over(core) {
+            if wrote && !signal.stop && !signal.kicked && !is_over(core) {
                 core.flusher_wake.wait_for(&mut signal, PACED_PAUSE);
+            }
+            signal.kicked = false;
+            if signal.stop || !(wrote || reclaimed) {
+                break;
             }
         }
     }

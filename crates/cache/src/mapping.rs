@@ -36,8 +36,6 @@ use std::ptr::NonNull;
 
 /// Dirty folios up to which a file is small.
 pub(crate) const SMALL_FOLIOS: usize = 16;
-/// Age at which dirty data of a file that programs make durable is written, nanoseconds.
-const FORCED_AGE_NANOS: i64 = 1_000_000_000;
 /// Listed folios looked at with one visit to the list.
 const FOLIOS_AT_ONCE: usize = 256;
 
@@ -335,7 +333,7 @@ impl Mapping {
         match list.place {
             None => {
                 let since = self.core.clock.now();
-                list.place = Some(self.core.dirty.lock().join(self.me.clone(), since, self.patience()));
+                list.place = Some(self.core.dirty.lock().join(self.me.clone(), since, self.is_forced()));
             }
             // Once, when it becomes a large file.
             Some(place) if list.folios.len() == SMALL_FOLIOS + 1 => {
@@ -365,6 +363,8 @@ impl Mapping {
         {
             self.core.dirty.lock().leave(place);
             list.left_since = None;
+            // A pass that somebody else's writing has overtaken is over.
+            self.flush_cursor.store(0, Ordering::Relaxed);
         }
     }
 
@@ -394,18 +394,15 @@ impl Mapping {
     }
 
     /// Notes that a program makes the file durable: it will do so again, and wait for what is dirty then. So
-    /// what becomes dirty from now on is written early.
+    /// its data is written early from now on, but for what is dirty already.
     pub fn note_forced(&self) {
-        if !self.forced.load(Ordering::Relaxed) {
+        if !self.is_forced() {
             self.forced.store(true, Ordering::Relaxed);
         }
     }
 
-    /// How long what is dirty waits at most, nanoseconds.
-    fn patience(&self) -> i64 {
-        let config = &self.core.config;
-        let early = self.forced.load(Ordering::Relaxed);
-        if early { config.dirty_age_nanos.min(FORCED_AGE_NANOS) } else { config.dirty_age_nanos }
+    pub(crate) fn is_forced(&self) -> bool {
+        self.forced.load(Ordering::Relaxed)
     }
 
     /// Notes that a background pass has ended: the mapping waits anew from now on, but for what the pass has
@@ -414,7 +411,7 @@ impl Mapping {
         let mut list = self.list.lock();
         if let Some(place) = list.place {
             let since = self.core.clock.now();
-            list.place = Some(self.core.dirty.lock().go_back(place, since, self.patience()));
+            list.place = Some(self.core.dirty.lock().go_back(place, since, self.is_forced()));
             list.left_since = left_since;
         }
     }

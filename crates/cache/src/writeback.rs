@@ -171,8 +171,7 @@ impl Gathering<'_> {
             let seen_all = pins.is_empty();
             for pin in pins.drain(..) {
                 if self.refused_at.is_none() && self.started < blocks_max {
-                    self.take_folio(&pin, at, end);
-                    at = pin.end_block().min(end);
+                    at = self.take_folio(&pin, at, end, blocks_max);
                 }
             }
             if seen_all || self.started >= blocks_max {
@@ -203,12 +202,13 @@ impl Gathering<'_> {
         }
     }
 
-    /// Takes the dirty blocks of a folio's part of `[start, end)`.
-    fn take_folio(&mut self, pin: &FolioPin, start: u64, end: u64) {
+    /// Takes the dirty blocks of a folio's part of `[start, end)`, unless enough is under way. Gives where it
+    /// ended.
+    fn take_folio(&mut self, pin: &FolioPin, start: u64, end: u64, blocks_max: u64) -> u64 {
         let (mut from, to) = pin.clip(start, end);
         while let Some(block) = pin.dirty().next_set(from, to) {
-            if self.refused_at.is_some() {
-                return;
+            if self.refused_at.is_some() || self.started >= blocks_max {
+                return pin.start() + u64::from(from);
             }
             let number = pin.segment_number(block);
             let stop = pin.segment_blocks(number).1.min(to);
@@ -246,6 +246,7 @@ impl Gathering<'_> {
                 self.push(Span { pin: pin.clone(), first, count });
             }
         }
+        pin.end_block().min(end)
     }
 
     /// Adds a span to the run, which is submitted first if the span does not continue it.

@@ -1,6 +1,6 @@
 //! One property a test: what writeback, reclaim, throttling and readahead promise.
 
-use crate::common::{BS, World, pattern, tiny};
+use crate::common::{BS, FakeFile, World, pattern, tiny};
 use quire_base::{Clock, ErrorKind, shard};
 use quire_cache::{BLOCKS_END, CacheConfig, ReadView};
 use std::sync::atomic::Ordering;
@@ -536,10 +536,14 @@ fn what_a_pass_leaves_behind_keeps_its_age() {
 fn what_programs_make_durable_is_written_after_a_second() {
     let world = World::new(CacheConfig::new(256 << 20));
     let (database, other) = (world.file(), world.file());
-    database.mapping().note_forced();
     for file in [&database, &other] {
-        file.write(0, &pattern(1, 100_000)).unwrap();
+        file.write(0, &pattern(1, 1 << 20)).unwrap();
+        file.mapping().write_back(0, BLOCKS_END).unwrap();
     }
+    database.mapping().note_forced();
+    let write = |file: &FakeFile, seed| file.write(0, &pattern(seed, 8192)).unwrap();
+    write(&database, 2);
+    write(&other, 2);
     world.clock.advance(900_000_000);
     assert!(!world.cache.background_step());
     world.clock.advance(100_000_000);
@@ -547,7 +551,7 @@ fn what_programs_make_durable_is_written_after_a_second() {
     assert!(database.mapping().is_clean() && !other.mapping().is_clean());
 
     // Again and again, whatever became dirty before it and waits for longer.
-    database.write(0, &pattern(2, 100)).unwrap();
+    write(&database, 3);
     assert!(!world.cache.background_step());
     world.clock.advance(1_000_000_000);
     assert!(world.cache.background_step());
@@ -555,6 +559,46 @@ fn what_programs_make_durable_is_written_after_a_second() {
     world.clock.advance(28_000_000_000);
     assert!(world.cache.background_step());
     assert!(other.mapping().is_clean());
+}
+
+/// As first written, that let the end of a log that is fsynced now and then be written each second, and
+/// appends waited for the device meanwhile. An fsync does not wait for it for long.
+#[test]
+fn the_end_of_a_log_that_is_fsynced_waits_for_the_fsync() {
+    for before in [0, 250 * BS] {
+        let world = World::new(CacheConfig::new(256 << 20));
+        let log = world.file();
+        log.write(0, &pattern(1, before as usize)).unwrap();
+        log.mapping().write_back(0, BLOCKS_END).unwrap();
+        log.mapping().note_forced();
+        let writes = || world.faulty.writes.load(Ordering::SeqCst);
+        let before_appends = writes();
+        for second in 0..29 {
+            log.write(before + second * 100, &pattern(second, 100)).unwrap();
+            assert!(!world.cache.background_step(), "second {second}");
+            world.clock.advance(1_000_000_000);
+        }
+        assert_eq!(writes(), before_appends);
+        assert!((0..3).any(|_| {
+            world.clock.advance(1_000_000_000);
+            world.cache.background_step()
+        }));
+        assert!(log.mapping().is_clean());
+    }
+}
+
+/// The line of dirty files was once in the order of the times at which they are due. Files that were dirty
+/// when the clock was set back then stood behind all that became dirty later, for hours.
+#[test]
+fn a_clock_that_is_set_back_keeps_nobody_waiting() {
+    let world = World::new(CacheConfig::new(256 << 20));
+    world.clock.advance(7_200_000_000_000);
+    let (before, later) = (world.file(), world.file());
+    before.write(0, &pattern(1, 8192)).unwrap();
+    world.clock.advance(-3_600_000_000_000);
+    later.write(0, &pattern(1, 8192)).unwrap();
+    assert!(world.cache.background_step());
+    assert!(before.mapping().is_clean() && !later.mapping().is_clean());
 }
 
 /// What had become old was written in one piece, and the flushes of all programs waited for the device to

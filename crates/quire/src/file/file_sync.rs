@@ -165,9 +165,15 @@ pub(crate) struct SyncSet {
 }
 
 impl SyncSet {
-    /// Of bytes `[offset, offset + len)` of a file, and of its attributes unless `data_only`.
-    pub(crate) fn file(inode: &InodeRef, offset: u64, len: u64, data_only: bool) -> SyncSet {
+    /// fsync of bytes `[offset, offset + len)` of a file, and of its attributes unless `data_only`, as
+    /// programs ask for it.
+    pub(crate) fn fsync(inode: &InodeRef, offset: u64, len: u64, data_only: bool) -> SyncSet {
         inode.mapping.get().inspect(|mapping| mapping.note_forced());
+        SyncSet::file(inode, offset, len, data_only)
+    }
+
+    /// The same for the engine's own purposes.
+    pub(crate) fn file(inode: &InodeRef, offset: u64, len: u64, data_only: bool) -> SyncSet {
         let left = vec![FileSync::new(inode, offset, len, data_only)];
         SyncSet { left, is_volume: false, need: Reached::default(), outcome: Ok(()) }
     }

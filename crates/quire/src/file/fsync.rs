@@ -140,7 +140,7 @@ impl Engine {
         datasync: bool,
     ) -> Result<()> {
         self.sync_here(|| {
-            let mut file = SyncSet::file(inode, offset, len, datasync);
+            let mut file = SyncSet::fsync(inode, offset, len, datasync);
             file.start_here();
             file
         })
@@ -315,7 +315,7 @@ impl Engine {
         for Fsync { stage, until, .. } in fsyncs {
             let set = match &*stage {
                 Stage::Asked(Target::File(inode, how)) => {
-                    SyncSet::file(inode, how.offset, how.len, how.data_only)
+                    SyncSet::fsync(inode, how.offset, how.len, how.data_only)
                 }
                 Stage::Asked(Target::Volume) => SyncSet::volume(self),
                 Stage::Begun(_) | Stage::Written(_) => continue,
