@@ -49,13 +49,13 @@ pub fn mounted_on(volume: &Path) -> Result<Option<PathBuf>> {
 pub fn unmounted(volume: &Path) -> Outcome<PathBuf> {
     let volume = image::find(volume)?;
     if volume.is_dir() {
-        return Err(Failure::new(
-            37,
-            format!(
-                "{} is a directory: give the image file or block device, while it is not mounted",
-                volume.display()
-            ),
-        ));
+        let why = match mounted(&volume) {
+            Ok(_) => "is a mount point: give the image file or block device, while it is not mounted",
+            Err(_) => {
+                "is a directory with nothing mounted on it; a volume is an image file or a block device"
+            }
+        };
+        return Err(Failure::new(37, format!("{} {why}", volume.display())));
     }
     Ok(volume)
 }

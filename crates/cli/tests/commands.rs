@@ -274,6 +274,44 @@ fn properties_of_what_is_on_a_mount() {
     expect(&place.umount(), 0, &[]);
 }
 
+/// Detaches a mount when dropped.
+struct Detached(std::path::PathBuf);
+
+impl Drop for Detached {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).output();
+    }
+}
+
+/// An unmount succeeded without a word though the host's disk had no room for what had been written: half of
+/// a file was gone, and only the log said so.
+#[test]
+fn an_unmount_that_would_lose_data_is_refused() {
+    if !can_mount("an_unmount_that_would_lose_data_is_refused") || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let place = Place::new();
+    let host = place.path("host");
+    std::fs::create_dir(&host).unwrap();
+    common::run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=24M", "tmpfs"]).arg(&host));
+    let _gone = Detached(host.clone());
+    let call = |line: &str| {
+        let arguments = line.split(' ');
+        Command::new(QUIRE).args(arguments).current_dir(place.0.path()).output().unwrap()
+    };
+    expect(&call("mkfs --quiet --size 64M host/x.img"), 0, &[]);
+    expect(&call("mount -o log=log host/x.img mnt"), 0, &[]);
+    let content = common::pattern(5, 40 << 20);
+    std::fs::write(place.path("mnt/file"), &content).unwrap();
+    expect(&call("umount mnt"), 39, &["mnt stays mounted", "make room where the image lies", "--lazy"]);
+    assert!(common::is_mounted(&place.path("mnt")));
+    common::run(Command::new("mount").args(["-o", "remount,size=200M"]).arg(&host));
+    expect(&call("umount mnt"), 0, &[]);
+    expect(&call("mount -o log=log host/x.img mnt"), 0, &[]);
+    assert!(std::fs::read(place.path("mnt/file")).unwrap() == content);
+    expect(&call("umount mnt"), 0, &[]);
+}
+
 #[test]
 fn the_first_command() {
     if !can_mount("the_first_command") {

@@ -53,6 +53,11 @@ fn a_lease_is_printed_held_and_returned() {
     let people = quire(&["lease".as_ref(), "--range".as_ref(), "0-4k".as_ref(), path.as_os_str()]);
     assert!(text(&people).contains(&at.to_string()) && !text(&people).contains("hole"), "{}", text(&people));
 
+    // A pipe without a writer kept the command waiting, and the mount busy.
+    run(Command::new("mkfifo").arg(volume.path("pipe")));
+    let refused = quire(&["lease".as_ref(), volume.path("pipe").as_os_str()]);
+    assert_eq!(refused.status.code(), Some(37), "{}", text(&refused));
+
     // It hears of the truncate, and returns the lease: the truncate goes on.
     let held = holder(&path);
     assert_eq!(number(&volume, "quire_leases_held"), 1);

@@ -101,6 +101,13 @@ fn a_trim_gives_free_space_back_to_the_host() {
     let after = host_mib(&volume);
     assert!(after + 90 <= before, "{before} MiB, then {after}: {}", text(&trimmed));
     assert!(std::fs::read(dir.join("kept")).unwrap() == vec![7; 32 << 20]);
+    // The rate did not count in a volume of one piece.
+    let started = std::time::Instant::now();
+    let trimmed = quire(&["trim".as_ref(), "--rate=200M".as_ref(), dir.as_os_str()]);
+    assert!(trimmed.status.success(), "{}", text(&trimmed));
+    assert!(started.elapsed() >= std::time::Duration::from_millis(1500), "{:?}", started.elapsed());
+    let refused = quire(&["trim".as_ref(), "--rate=0".as_ref(), dir.as_os_str()]);
+    assert_eq!(refused.status.code(), Some(1), "{}", text(&refused));
     volume.unmount();
     let refused = quire(&["trim".as_ref(), dir.as_os_str()]);
     assert_eq!(refused.status.code(), Some(37), "{}", text(&refused));

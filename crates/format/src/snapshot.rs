@@ -54,7 +54,20 @@ impl Snapshot {
             || name.contains(['/', '\0']);
         if odd {
             return Err(Error::invalid(format!(
-                "{name:?} cannot be the name of a snapshot: 1 to {NAME_BYTES_MAX} bytes without a slash"
+                "{name:?} cannot be the name of a snapshot: 1 to {NAME_BYTES_MAX} bytes without a slash, and neither \
+                 . nor .."
+            )));
+        }
+        Ok(())
+    }
+
+    /// As [`Snapshot::check_name`] for one that is to be taken. People read such names, and commands pass
+    /// them on: they have no control characters, and no space at their ends.
+    pub fn check_new_name(name: &str) -> Result<()> {
+        Snapshot::check_name(name)?;
+        if name.trim() != name || name.contains(char::is_control) {
+            return Err(Error::invalid(format!(
+                "{name:?} cannot be the name of a snapshot: no control characters, and no space at its ends"
             )));
         }
         Ok(())

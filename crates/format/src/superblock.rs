@@ -225,13 +225,13 @@ impl Superblock {
         std::str::from_utf8(&self.label[..end]).unwrap_or("")
     }
 
-    /// Pads a label, or says `Invalid`: longer than [`LABEL_BYTES`], or with a zero byte in it.
+    /// Pads a label, or says `Invalid`: longer than [`LABEL_BYTES`], or with control characters in it.
     pub fn pad_label(label: &str) -> Result<[u8; LABEL_BYTES]> {
         if label.len() > LABEL_BYTES {
             return Err(Error::invalid(format!("label of {} bytes: at most {LABEL_BYTES} fit", label.len())));
         }
-        if label.contains('\0') {
-            return Err(Error::invalid("a label cannot contain a zero byte"));
+        if label.contains(char::is_control) {
+            return Err(Error::invalid("a label cannot contain control characters"));
         }
         let mut padded = [0; LABEL_BYTES];
         padded[..label.len()].copy_from_slice(label.as_bytes());

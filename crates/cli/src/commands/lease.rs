@@ -3,15 +3,16 @@
 //! A lease has a bounded number of extents, so a file in many pieces takes several. All are held together,
 //! and given back when the first of them is recalled.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use quire_base::Error;
 use quire_fuse::lease::{HeldLease, REVOKED, VALID, WRITTEN};
 use quire_fuse::mount;
+use rustix::fs::OFlags;
 use serde_json::{Value, json};
 
 use crate::arguments::Lease;
@@ -35,7 +36,9 @@ struct Part {
 pub fn run(arguments: &Lease) -> Outcome {
     let path = &arguments.file;
     let failed = |error: Error| Failure::from(error.context(path.display()));
-    let file = File::open(path).map_err(|error| failed(Error::os("opening it", &error)))?;
+    // A pipe without a writer would keep the command waiting.
+    let file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
+    let file = file.map_err(|error| failed(Error::os("opening it", &error)))?;
     let metadata = file.metadata().map_err(|error| failed(Error::os("looking at it", &error)))?;
     if !metadata.is_file() {
         return Err(Failure::new(37, format!("{}: only regular files have a layout", path.display())));

@@ -193,6 +193,14 @@ pub fn set(arguments: &Set) -> Outcome {
                         std::io::Error::from(error)
                     ),
                 ),
+                Errno::INVAL => Failure::new(
+                    FAILED,
+                    format!(
+                        "{setting} for {}: refused; the journal of a small volume takes small units only (quire resize \
+                         --journal-size makes it larger), and the server's log has the reason",
+                        found.path.display()
+                    ),
+                ),
                 error => failed(&format!("setting {setting} for"), &found.path, error),
             })?;
         }

@@ -14,6 +14,11 @@ use crate::arguments::Trim;
 use crate::exit::{Failure, Outcome};
 use crate::{control, output, places};
 
+/// Less than this at a time would be discards of single blocks.
+const RATE_MIN: u64 = 64 << 10;
+/// Requests in which the bytes of a second are discarded.
+const PIECES_A_SECOND: u64 = 10;
+
 /// Discards all free space of a mounted volume and says how much that was.
 pub fn run(arguments: &Trim) -> Outcome {
     let dir = places::mounted(&arguments.dir)?.dir;
@@ -21,30 +26,36 @@ pub fn run(arguments: &Trim) -> Outcome {
     super::freeze::check_thawed(&dir)?;
     // What has been freed so far is free for the trim, too.
     mount::sync(&dir)?;
+    if arguments.rate.is_some_and(|rate| rate < RATE_MIN) {
+        return Err(Failure::usage(format!("--rate: at least {} a second", size::show(RATE_MIN))));
+    }
+    // Short pieces, so that the device is never busy for long.
+    let most = arguments.rate.map_or(u64::MAX, |rate| (rate / PIECES_A_SECOND).max(RATE_MIN));
     let bar = bar();
     let (mut at, mut discarded, started) = (0, 0, Instant::now());
     loop {
-        let [next, bytes, end] = ask(&dir, at)?;
+        let [next, bytes, end] = ask(&dir, at, most)?;
         discarded += bytes;
         bar.set_length(end);
         bar.set_position(next);
+        if let Some(rate) = arguments.rate {
+            let due = Duration::from_secs_f64(discarded as f64 / rate as f64);
+            std::thread::sleep(due.saturating_sub(started.elapsed()));
+        }
         if next >= end {
             break;
         }
         at = next;
-        if let Some(rate) = arguments.rate {
-            let due = Duration::from_secs_f64(discarded as f64 / rate.max(1) as f64);
-            std::thread::sleep(due.saturating_sub(started.elapsed()));
-        }
     }
     bar.finish_and_clear();
     output::line(format_args!("{}: {} ({discarded} bytes) discarded", dir.display(), size::show(discarded)));
     Ok(())
 }
 
-/// One request: from which byte to go on, how many bytes were discarded, and where the volume ends.
-fn ask(dir: &std::path::Path, at: u64) -> Outcome<[u64; 3]> {
-    let answer = control::ask(dir, &format!("trim {at}"))?;
+/// One request, for `most` bytes of the volume from `at` on: from which byte to go on, how many bytes were
+/// discarded, and where the volume ends.
+fn ask(dir: &std::path::Path, at: u64, most: u64) -> Outcome<[u64; 3]> {
+    let answer = control::ask(dir, &format!("trim {at} {most}"))?;
     let numbers: Vec<u64> = answer.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     <[u64; 3]>::try_from(numbers)
         .map_err(|_| Failure::new(32, format!("the server of {} did not answer", dir.display())))

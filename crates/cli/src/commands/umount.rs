@@ -1,17 +1,24 @@
 //! `quire umount`: returns when the volume is closed, so that it may be copied, checked or mounted again at
 //! once.
+//!
+//! It has everything written back first. The kernel unmounts whatever becomes of that, and nobody would hear
+//! of data that the host's disk has no room for: so without room the volume stays mounted. Other errors are
+//! told when it is closed.
 
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
+use quire_base::{Error, ErrorKind};
 use quire_fuse::MountEntry;
 use quire_fuse::mount::{self, Unmount};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::arguments::Umount;
-use crate::exit::{Failure, Outcome};
+use crate::commands::freeze;
+use crate::exit::{FAILED, Failure, Outcome};
 use crate::{control, image};
 
 /// How long the closing of a volume may take before the command gives up waiting (not closing).
@@ -34,6 +41,7 @@ pub fn run(arguments: &Umount) -> Outcome {
     if arguments.lazy {
         return Ok(mount::unmount(&dir, Unmount::Detach)?);
     }
+    let lost = write_back(&dir)?;
     // Before the unmount: the server may be gone before it could be looked for.
     let server = control::server_of(&entry);
     let process = server.and_then(|server| pidfd_open(server, PidfdFlags::empty()).ok());
@@ -47,12 +55,40 @@ pub fn run(arguments: &Umount) -> Outcome {
         None => image::wait_until_closed(&entry.source, PATIENCE, slow),
     };
     if closed {
-        return Ok(());
+        return lost.map_or(Ok(()), |error| {
+            Err(Failure::new(
+                FAILED,
+                format!(
+                    "{} is unmounted, but not all that was written there is on disk: {error}; the server's log says more",
+                    dir.display()
+                ),
+            ))
+        });
     }
     Err(Failure::new(
         36,
         format!("{} is unmounted, but {} is still open", dir.display(), entry.source.display()),
     ))
+}
+
+/// Has everything written back; gives what failed. A frozen volume has nothing to write, and a dead server
+/// writes nothing.
+fn write_back(dir: &Path) -> Outcome<Option<Error>> {
+    if freeze::check_thawed(dir).is_err() {
+        return Ok(None);
+    }
+    match mount::sync(dir) {
+        Err(error) if error.kind() == ErrorKind::NoSpace => Err(Failure::new(
+            39,
+            format!(
+                "{} stays mounted: there is no room for what was written to it ({error}); make room where the image lies and \
+                 try again, or give up what is not on disk: quire umount --lazy",
+                dir.display()
+            ),
+        )),
+        Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Shutdown) => Ok(Some(error)),
+        _ => Ok(None),
+    }
 }
 
 /// Whether a process has ended, be it that its parent has not looked at it yet.

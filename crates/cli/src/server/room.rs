@@ -1,12 +1,13 @@
 //! How much room a mounted volume has: larger, discarded, and told.
 //!
 //! ```text
-//!   grow BYTES   grow max   grow   trim BYTE   info
+//!   grow BYTES   grow max   grow   trim BYTE BYTES   info
 //! ```
 //!
 //! The first two start a task and are answered with it ([`super::tasks`]); `grow` alone is answered with the
-//! size of the volume in bytes. A trim goes on from a byte for a moment, and is answered with where it is,
-//! what it discarded and where the volume ends: the command that asks sets the pace.
+//! size of the volume in bytes. A trim goes on from a byte for a moment and so many bytes at most, and is
+//! answered with where it is, what it discarded and where the volume ends: the command that asks sets the
+//! pace.
 //!
 //! Neighbours: [`super::listener`] hears the requests; [`crate::commands::grow`], [`crate::commands::trim`]
 //! and [`crate::commands::info`] make them.
@@ -47,15 +48,17 @@ pub fn grow(wanted: &str, volume: &Volume, tasks: &ServerTasks) -> Outcome<Strin
     tasks.answer(number)
 }
 
-/// Goes on with a trim from a byte for a moment.
-pub fn trim(from: &str, volume: &Volume) -> Outcome<String> {
-    let mut at: u64 =
-        from.parse().map_err(|_| Failure::usage(format!("'{from}' is not a place in the volume")))?;
+/// Goes on with a trim from a byte for a moment, and for so many bytes at most.
+pub fn trim(part: &str, volume: &Volume) -> Outcome<String> {
+    let parsed = part.split_once(' ').and_then(|(from, most)| Some((from.parse().ok()?, most.parse().ok()?)));
+    let (mut at, most): (u64, u64) =
+        parsed.ok_or_else(|| Failure::usage(format!("'{part}' is not a part of the volume")))?;
     let info = volume.info();
     let end = info.blocks * u64::from(info.block_size);
+    let stop = at.saturating_add(most).min(end);
     let (mut discarded, started) = (0, Instant::now());
-    while at < end && started.elapsed() < STEP {
-        let piece: Range<u64> = at..at.saturating_add(PIECE).min(end);
+    while at < stop && started.elapsed() < STEP {
+        let piece: Range<u64> = at..at.saturating_add(PIECE).min(stop);
         discarded += volume.trim(piece.clone())?;
         at = piece.end;
     }

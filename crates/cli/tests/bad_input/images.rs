@@ -55,7 +55,7 @@ fn a_truncated_image() {
     for length in [48 << 20, (48 << 20) + 777, 3 << 20, 1 << 20, 8 * BLOCK_SIZE, BLOCK_SIZE] {
         eprintln!("{length} bytes");
         std::fs::write(&image, &whole[..length]).unwrap();
-        refused(&volume, DAMAGED, &["volume.img", "truncated", "restore it from a copy"]);
+        refused(&volume, DAMAGED, &["volume.img", "truncated", "restore it from a backup"]);
         keeping(&image, || {
             expect(&call!["fsck", image], FSCK_LEFT, &["volume-truncated"]);
             expect(&call!["fsck", "--repair", image], FSCK_LEFT, &["volume-truncated", "left"]);

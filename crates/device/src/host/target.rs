@@ -3,9 +3,10 @@
 //! Locking: `flock` on the descriptor, exclusive to write and shared to read only. The lock is given back
 //! before the descriptor goes: copies of that may live on, in a ring that the kernel still takes down, or in
 //! a child of this process that has not yet begun its program. A block device opened for writing is also
-//! claimed with O_EXCL, so that the kernel refuses it while it is mounted or in use by another subsystem. The
-//! lock is tried for `LOCK_PATIENCE`: a server that was killed lets go only when its last requests have
-//! ended, and udev probes new devices under a lock of its own.
+//! claimed with O_EXCL, so that the kernel refuses it while it is mounted or in use by another subsystem. Of
+//! a loop device the file behind it is locked as well: one volume has two names there. The lock is tried for
+//! `LOCK_PATIENCE`: a server that was killed lets go only when its last requests have ended, and udev probes
+//! new devices under a lock of its own.
 
 use super::mode::OpenMode;
 use super::transfer::Transfer;
@@ -14,7 +15,9 @@ use crate::backend::{self, Io, IoOp, Segment};
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
+use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -31,6 +34,8 @@ pub(super) enum Medium {
 
 pub(super) struct Target {
     fd: OwnedFd,
+    /// The file behind a loop device, with its lock.
+    behind: Option<OwnedFd>,
     name: String,
     blocks: AtomicU64,
     medium: Medium,
@@ -88,8 +93,10 @@ impl Target {
             ));
         }
         lock(&fd, &name, mode)?;
+        let behind =
+            if medium == Medium::BlockDevice { lock_behind(stat.st_rdev, &name, mode)? } else { None };
         let (blocks, discards) = (AtomicU64::new(0), AtomicBool::new(true));
-        let target = Target { fd, name, blocks, medium, mode, is_direct: false, discards };
+        let target = Target { fd, behind, name, blocks, medium, mode, is_direct: false, discards };
         target.measure()?;
         Ok(target)
     }
@@ -175,8 +182,10 @@ impl Target {
 
     /// Lets go of the volume's lock before the descriptor goes.
     pub(super) fn unlock(&self) {
-        if let Err(errno) = rustix::fs::flock(&self.fd, FlockOperation::Unlock) {
-            tracing::warn!(volume = self.name, %errno, "unlocking");
+        for fd in [Some(&self.fd), self.behind.as_ref()].into_iter().flatten() {
+            if let Err(errno) = rustix::fs::flock(fd, FlockOperation::Unlock) {
+                tracing::warn!(volume = self.name, %errno, "unlocking");
+            }
         }
     }
 
@@ -349,6 +358,23 @@ fn lock(fd: impl AsFd, name: &str, mode: OpenMode) -> Result<()> {
             Err(errno) => return Err(Error::os(format_args!("locking {name}"), &errno.into())),
         }
     }
+}
+
+/// Locks the file that a loop device, or its partition, shows, if there is one and it can be reached.
+fn lock_behind(device: u64, name: &str, mode: OpenMode) -> Result<Option<OwnedFd>> {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let place = std::path::PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    let file = ["loop/backing_file", "../loop/backing_file"].iter().find_map(|file| {
+        let mut path = std::fs::read(place.join(file)).ok()?;
+        path.pop_if(|last| *last == b'\n');
+        Some(OsString::from_vec(path))
+    });
+    let Some(file) = file else { return Ok(None) };
+    // A file that was deleted, or lies in another mount namespace, has no name here.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let Ok(fd) = rustix::fs::open(&file, flags, Mode::empty()) else { return Ok(None) };
+    lock(&fd, &format!("{name} (a loop device over {})", Path::new(&file).display()), mode)?;
+    Ok(Some(fd))
 }
 
 /// Whether the kernel refuses writes to a block device, whatever it was opened for.

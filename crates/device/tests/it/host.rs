@@ -221,3 +221,27 @@ fn block_devices_are_measured_claimed_and_discarded() {
     assert_eq!(kind(create_image(&device.0, 9 * MIB, true)), ErrorKind::Invalid);
     assert_eq!(create_image(&device.0, MIB, false).unwrap().blocks(), 2048);
 }
+
+/// An image and a loop device over it were locked each by itself: a volume could be mounted twice, and each
+/// of the two servers wrote over what the other had made durable.
+#[test]
+fn a_loop_device_and_the_file_behind_it_are_one_volume() {
+    let directory = directory();
+    let image = directory.path().join("disk image");
+    std::fs::File::create(&image).unwrap().set_len(8 * MIB).unwrap();
+    let (Some(device), Some(other)) = (Loop::attach(&image), Loop::attach(&image)) else {
+        eprintln!("skipped: no loop device may be made here");
+        return;
+    };
+    for (first, second) in [(&device.0, &image), (&image, &device.0), (&device.0, &other.0)] {
+        let backend = open(first).unwrap();
+        assert_eq!(kind(open(second)), ErrorKind::Busy);
+        assert_eq!(kind(create_image(second, MIB, true)), ErrorKind::Busy);
+        assert_eq!(kind(open_image(second, OpenMode::ReadOnly)), ErrorKind::Busy);
+        drop(backend);
+        drop(open(second).unwrap());
+    }
+    let readers = [&device.0, &image].map(|path| open_image(path, OpenMode::ReadOnly).unwrap());
+    assert_eq!(kind(open(&other.0)), ErrorKind::Busy);
+    drop(readers);
+}

@@ -78,10 +78,12 @@ pub(crate) fn load(device: &Arc<Device>, options: &VolumeOptions) -> Result<Load
     };
     if newest.block_count > device.blocks() {
         return Err(Error::corrupt(format!(
-            "the volume has {} blocks of 4 KiB but {} has only {}: the image is truncated; restore it from a copy",
+            "the volume has {} blocks of 4 KiB but {} has only {}: the image is truncated; restore it from a backup, \
+             or make a copy of it as long as the volume (truncate -s {}) and let quire salvage copy out what is left",
             newest.block_count,
             device.name(),
-            device.blocks()
+            device.blocks(),
+            newest.block_count.saturating_mul(quire_base::BLOCK_SIZE as u64)
         )));
     }
     let newest_sequence = newest.sequence;

@@ -114,7 +114,7 @@ impl Engine {
     }
 
     fn check_new_name(&self, name: &str) -> Result<()> {
-        Snapshot::check_name(name)?;
+        Snapshot::check_new_name(name)?;
         match table(&self.store.tree)?.into_iter().find(|(_, other)| other.name == name) {
             Some((_, taken)) => {
                 let state = if taken.deleting.is_some() { "is still being deleted" } else { "exists" };

@@ -451,7 +451,9 @@ fn no_snapshot_is_taken_of_a_frozen_volume() {
     drop(frozen);
     volume.take_snapshot("s").unwrap();
     assert_eq!(volume.take_snapshot("s").unwrap_err().kind(), ErrorKind::Exists);
-    assert_eq!(volume.take_snapshot("a/b").unwrap_err().kind(), ErrorKind::Invalid);
+    for name in ["a/b", "..", "line\nbreak", "\u{1b}[31m", " space", "space "] {
+        assert_eq!(volume.take_snapshot(name).unwrap_err().kind(), ErrorKind::Invalid, "{name:?}");
+    }
     volume.close().unwrap();
     let volume = VolumeOptions::new().read_only(true).open_backend(device.clone()).unwrap();
     assert_eq!(volume.take_snapshot("t").unwrap_err().kind(), ErrorKind::ReadOnly);
