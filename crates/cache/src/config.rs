@@ -21,7 +21,8 @@ pub struct CacheConfig {
     /// Dirty bytes above which writers wait. Between half way from the background threshold and here they are
     /// slowed.
     pub dirty_limit_bytes: u64,
-    /// Age at which dirty data is written in the background, nanoseconds; by default what Linux has.
+    /// Age at which dirty data is written in the background, nanoseconds; by default what Linux has. That of
+    /// files which programs make durable is written after a second at most.
     pub dirty_age_nanos: i64,
     /// Most bytes read ahead of a sequential reader.
     pub readahead_bytes: u64,

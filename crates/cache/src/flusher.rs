@@ -126,7 +126,8 @@ impl Step<'_> {
     /// Takes from the front of the line what is due.
     fn take(&mut self, outbox: &mut Outbox, which: Which) {
         let core = self.core;
-        let age = if which.is_early == Some(true) { EARLY_NANOS } else { core.config.dirty_age_nanos };
+        let (early, late) = (EARLY_NANOS, core.config.dirty_age_nanos);
+        let age = if which.is_early == Some(true) { early.min(late) } else { late };
         let mut from = 0;
         while self.left > 0 {
             let Some((waiting, next)) = core.dirty.lock().first(from, self.end, which) else { return };

@@ -530,8 +530,8 @@ fn what_a_pass_leaves_behind_keeps_its_age() {
 }
 
 /// PostgreSQL's checkpoint wrote pages for half a minute and then fsynced the file: the pages were all dirty
-/// still. On a mount the kernel keeps everybody out of a file that is being fsynced, also those who only ask
-/// for its size, and no transaction got through for 2.4 seconds. What programs make durable is written early.
+/// still. On a mount the kernel keeps writers out of a file that is being fsynced, and those who only ask
+/// for its end, and no transaction got through for 2.4 seconds. What programs make durable is written early.
 #[test]
 fn what_programs_make_durable_is_written_after_a_second() {
     let world = World::new(CacheConfig::new(256 << 20));

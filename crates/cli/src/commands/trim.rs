@@ -21,14 +21,14 @@ const PIECES_A_SECOND: u64 = 10;
 
 /// Discards all free space of a mounted volume and says how much that was.
 pub fn run(arguments: &Trim) -> Outcome {
+    if arguments.rate.is_some_and(|rate| rate < RATE_MIN) {
+        return Err(Failure::usage(format!("--rate: at least {} a second", size::show(RATE_MIN))));
+    }
     let dir = places::mounted(&arguments.dir)?.dir;
     // Else the sync might wait for the thaw.
     super::freeze::check_thawed(&dir)?;
     // What has been freed so far is free for the trim, too.
     mount::sync(&dir)?;
-    if arguments.rate.is_some_and(|rate| rate < RATE_MIN) {
-        return Err(Failure::usage(format!("--rate: at least {} a second", size::show(RATE_MIN))));
-    }
     // Short pieces, so that the device is never busy for long.
     let most = arguments.rate.map_or(u64::MAX, |rate| (rate / PIECES_A_SECOND).max(RATE_MIN));
     let bar = bar();

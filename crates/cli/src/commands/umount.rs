@@ -41,12 +41,12 @@ pub fn run(arguments: &Umount) -> Outcome {
     if arguments.lazy {
         return Ok(mount::unmount(&dir, Unmount::Detach)?);
     }
-    let lost = write_back(&dir)?;
     // Before the unmount: the server may be gone before it could be looked for.
     let server = control::server_of(&entry);
     let process = server.and_then(|server| pidfd_open(server, PidfdFlags::empty()).ok());
     let slow = || eprintln!("quire: waiting until everything is on disk");
     let patient = talk_meanwhile(&entry, server, slow);
+    let lost = write_back(&dir)?;
     let unmounted = mount::unmount(&dir, Unmount::Plain);
     drop(patient);
     unmounted?;

@@ -250,3 +250,15 @@ proptest! {
         }
     }
 }
+
+/// A label with a line break and an escape sequence could forge lines of `quire info`, and drive a terminal.
+#[test]
+fn labels_have_no_control_characters() {
+    for label in ["zero\0", "line\nbreak", "\u{1b}[31m"] {
+        assert_eq!(Superblock::pad_label(label).unwrap_err().kind(), ErrorKind::Invalid, "{label:?}");
+    }
+    assert_eq!(
+        Superblock { label: Superblock::pad_label("Größe 1").unwrap(), ..sample() }.label(),
+        "Größe 1"
+    );
+}

@@ -2,7 +2,7 @@
 
 use crate::common::{BLOCK, file, new_volume, options};
 use quire::inodes::{CAPABILITIES, IoFlags, SetAttributes, XattrFlags};
-use quire::{FormatOptions, OpenOptions, Volume, VolumeOptions};
+use quire::{Clock, FormatOptions, OpenOptions, Timestamp, Volume, VolumeOptions};
 use quire_device::simulated::{CrashPolicy, Event, Hold};
 use quire_device::{IoClass, SimulatedBackend};
 use std::sync::Arc;
@@ -590,4 +590,35 @@ fn a_file_that_was_cut_off_and_rewritten_is_written_back_at_its_close() {
         assert_eq!(blocks_of(2), 0, "a new file waits");
         assert_eq!(blocks_of(3), if auto { 3 } else { 0 });
     }
+}
+
+/// Who has fsynced a file will do so again, and on a mount the kernel keeps others out of it meanwhile. What
+/// the engine writes back for its own purposes, and `sync`, are no sign of that.
+#[test]
+fn only_files_that_programs_fsync_are_written_early() {
+    let (device, volume) = new_volume(16384);
+    volume.close().unwrap();
+    let clock = Clock::simulated(Timestamp(1_000_000_000));
+    let volume = options().clock(clock.clone()).open_backend(device).unwrap();
+    let opened =
+        |name: &str| OpenOptions::new().read(true).write(true).create(true).open(&volume, name).unwrap();
+    let (forced, synced, rewritten) = (opened("forced"), opened("synced"), opened("rewritten"));
+    for file in [&forced, &synced, &rewritten] {
+        file.write_at(&[1; 128 * BLOCK], 0).unwrap();
+    }
+    forced.sync_data().unwrap();
+    volume.sync().unwrap();
+    // Its close writes it back.
+    volume.write("rewritten", [2; 128 * BLOCK]).unwrap();
+    for file in [&forced, &synced, &rewritten] {
+        file.write_at(&[3; BLOCK], 0).unwrap();
+    }
+    let dirty = || volume.metrics()["cache_dirty_bytes"];
+    assert_eq!(dirty(), 3 * BLOCK as u64);
+    clock.advance(1_000_000_000);
+    volume.background_step().unwrap();
+    assert_eq!(dirty(), 2 * BLOCK as u64);
+    clock.advance(30_000_000_000);
+    volume.background_step().unwrap();
+    assert_eq!(dirty(), 0);
 }
