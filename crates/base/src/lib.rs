@@ -10,6 +10,7 @@
 //! * [`metrics`]: counters that do not share cache lines.
 //! * `simulation` (feature of that name): the crate `quire-simulation`, threads under a scheduler that a seed
 //!   decides.
+//! * [`process`]: what a child that was forked off may not use.
 //! * [`shard`]: the shard a thread prefers, the common answer to "which of the copies is mine".
 //!
 //! Neighbours: nothing below but `quire-simulation`, in test builds; everything above depends on this crate.
@@ -19,6 +20,7 @@ pub mod clock;
 pub mod error;
 pub mod metrics;
 pub mod patience;
+pub mod process;
 pub mod random;
 pub mod shard;
 pub mod size;

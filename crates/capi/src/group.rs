@@ -16,7 +16,6 @@ use quire::{Commit, Error, Result};
 use quire_base::sync::Mutex;
 use quire_base::sync::time::Duration;
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
 
 /// For `quire_group_commit`: it survives a crash when the call returns.
 pub const QUIRE_COMMIT_NOW: u32 = 0;
@@ -182,8 +181,8 @@ pub unsafe extern "C" fn quire_group_commit(group: *mut Group, how: u32, lazy_ms
 /// As for [`take`].
 pub(crate) unsafe fn taken(handle: *mut Group) -> Result<quire::Group> {
     // SAFETY: the caller's promise.
-    let group = unsafe { take(handle) }.ok_or_else(|| Error::invalid("the group is NULL"))?;
-    match Arc::into_inner(group) {
+    let group = unsafe { take(handle) }?.ok_or_else(|| Error::invalid("the group is NULL"))?;
+    match group.into_inner() {
         Some(group) => Ok(group.group.into_inner()),
         None => Err(Error::invalid("committing a group that another call is using")),
     }

@@ -19,7 +19,7 @@ use crate::completions::{Completions, Signal};
 use crate::error::{Failure, catch, number, quietly, remember, status};
 use crate::file::File;
 use crate::group::{Group, commit, taken};
-use crate::handle::{borrow, give, share, take};
+use crate::handle::{Shared, borrow, give, share, take};
 use crate::volume::{Volume, give_out};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use quire::inodes::{BufferDone, InodeGroup, IoFlags};
@@ -275,7 +275,7 @@ impl Queue {
     fn direct(
         &self,
         begun: Begun,
-        (file, way): (Arc<File>, Way),
+        (file, way): (Shared<File>, Way),
         buffer: AlignedBuf,
         offset: u64,
         end: impl FnOnce(&AlignedBuf, usize) -> Result<()> + Send + 'static,
@@ -437,7 +437,7 @@ pub unsafe extern "C" fn quire_submit_pread(
         let out = unsafe { bytes_mut(buffer.cast(), length) }?;
         let memory = Memory { start: out.as_mut_ptr(), length };
         let direct = (file.is_direct() && file.reads()).then(|| memory.for_direct_io(false)).transpose()?;
-        queue.submit(Tag(user_data), file.clone(), |begun| {
+        queue.submit(Tag(user_data), file.kept(), |begun| {
             if let Some(buffer) = direct {
                 let take = move |buffer: &AlignedBuf, count| {
                     memory.take_from(buffer, count);
@@ -484,7 +484,7 @@ pub unsafe extern "C" fn quire_submit_pwrite(
         let data = unsafe { bytes(buffer.cast(), length) }?;
         let memory = Memory { start: data.as_ptr().cast_mut(), length };
         let direct = (file.is_direct() && file.writes()).then(|| memory.for_direct_io(true)).transpose()?;
-        queue.submit(Tag(user_data), file.clone(), |begun| match direct {
+        queue.submit(Tag(user_data), file.kept(), |begun| match direct {
             Some(buffer) => queue.direct(begun, (file, Way::Write), buffer, offset, |_, _| Ok(())),
             None => queue.work(begun, move || {
                 // SAFETY: the caller's promise, until the request has been reaped.
@@ -514,7 +514,7 @@ pub unsafe extern "C" fn quire_submit_fsync(
         let (queue, file) = unsafe { (borrow(queue, "queue")?, share(file, "file")?) };
         // SAFETY: the caller's promise.
         let how = sync_options(&unsafe { self::options(options, "sync options") }?)?;
-        queue.submit(Tag(user_data), file.clone(), |begun| {
+        queue.submit(Tag(user_data), file.kept(), |begun| {
             file.volume.inodes().fsync_then(file.file.inode(), &how, begun.when_done());
         })
     })
@@ -552,7 +552,7 @@ pub unsafe extern "C" fn quire_submit_volume_sync(
     status(|| {
         // SAFETY: the caller's promise.
         let (queue, volume) = unsafe { (borrow(queue, "queue")?, share(volume, "volume")?) };
-        queue.submit(Tag(user_data), volume.clone(), |begun| {
+        queue.submit(Tag(user_data), volume.kept(), |begun| {
             queue.work(begun, move || volume.get().sync().map(|()| 0));
         })
     })

@@ -382,7 +382,7 @@ fn volume_options(given: &VolumeOptions) -> Result<quire::VolumeOptions> {
 pub unsafe extern "C" fn quire_volume_close(volume: *mut Volume) -> c_int {
     status(|| {
         // SAFETY: the caller's promise.
-        match unsafe { take(volume) } {
+        match unsafe { take(volume) }? {
             Some(volume) => volume.get().clone().close(),
             None => Ok(()),
         }

@@ -318,9 +318,16 @@ fn cross_check(
     // The tree that an unfinished receive builds makes no sense before its end; opened read-only, or after
     // the receive was given up, the volume is what the snapshot before it has.
     let unfinished = image.tree.get_with(Key::RECEIVING, Unfinished::decode)?.and_then(Result::ok);
-    let base = unfinished.map(|unfinished| Key::snapshot(unfinished.base));
+    let base = unfinished.as_ref().map(|unfinished| Key::snapshot(unfinished.base));
     let is_receiving = base.map(|base| image.tree.get(base)).transpose()?.flatten().is_some();
-    if !is_receiving && let Err(error) = analysis::run(&view, findings, tell) {
+    if let Some(unfinished) = unfinished.filter(|_| is_receiving) {
+        let what = format!(
+            "a receive of the snapshot {} is unfinished: names and space are checked when it has ended \
+             (`quire receive --resume-token` tells how it goes on, `quire receive --abort` gives it up)",
+            unfinished.name
+        );
+        findings.add(IssueKind::ReceiveUnfinished, Place::NONE, what);
+    } else if let Err(error) = analysis::run(&view, findings, tell) {
         findings.add(IssueKind::VolumeRefused, Place::NONE, format!("the tree cannot be read: {error}"));
     }
     examined.chunks = chunks;

@@ -71,6 +71,8 @@ issue_kinds! {
     VolumeRefused = "volume-refused", Fatal;
     /// The older of the two checkpoints is damaged; the newer one is whole.
     OlderCheckpointDamaged = "older-checkpoint-damaged", Warning;
+    /// A receive has not come to its end; names and space are checked when it has.
+    ReceiveUnfinished = "receive-unfinished", Info;
 
     /// One of the two copies of a piece of metadata does not check; the other one does.
     CopyDamaged = "copy-damaged", Warning;

@@ -59,9 +59,9 @@ impl Salvaged {
         self.problems.is_empty() && self.losses.is_empty()
     }
 
-    fn problem(&mut self, path: &str, what: String) {
+    fn problem(&mut self, path: &Path, what: String) {
         if self.problems.len() < PROBLEMS_MAX {
-            self.problems.push(Problem { path: path.to_string(), what });
+            self.problems.push(Problem { path: path.to_string_lossy().into_owned(), what });
         } else {
             self.problems_omitted += 1;
         }
@@ -107,7 +107,7 @@ pub fn salvage_backend(
             let Ok(volume) = open(Arc::new(OverlayBackend::new(backend.clone()))) else {
                 return Err(error).context(backend.name());
             };
-            salvaged.problem("/", format!("all is copied without a repair, which failed: {error}"));
+            salvaged.problem(Path::new("/"), format!("all is copied without a repair, which failed: {error}"));
             volume
         }
     };

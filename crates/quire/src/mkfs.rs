@@ -253,7 +253,7 @@ pub(crate) fn open_for_format(path: &std::path::Path, options: &FormatOptions) -
                     return Err(Error::new(
                         ErrorKind::Exists,
                         format!(
-                            "{} is not empty; nothing was changed (--force overwrites it)",
+                            "{} is not empty; nothing was changed (force overwrites it)",
                             path.display()
                         ),
                     ));
@@ -351,7 +351,7 @@ fn refuse_existing(device: &Device) -> Result<()> {
         None => Ok(()),
         Some(what) => Err(Error::new(
             ErrorKind::Exists,
-            format!("{} already holds {what}; nothing was changed (--force overwrites it)", device.name()),
+            format!("{} already holds {what}; nothing was changed (force overwrites it)", device.name()),
         )),
     }
 }

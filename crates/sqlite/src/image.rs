@@ -11,12 +11,11 @@
 //! * A process that was forked off gets errors. The threads of its parent's volume do not exist in it.
 //!
 //! * `names`: the full path. `volumes`: volumes and files that connections share. `locks`: who may do what.
-//!   `file`: SQLite's methods of a file. `process`: the number of this process.
+//!   `file`: SQLite's methods of a file.
 
 mod file;
 mod locks;
 mod names;
-mod process;
 mod volumes;
 
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -123,7 +122,7 @@ unsafe fn open_file(name: *const c_char, flags: c_int) -> Result<Handle, String>
     let settings = match Api::known() {
         // Only the names of databases carry the URI's parameters in every version of SQLite.
         // SAFETY: the caller's promise.
-        Some(api) if has(ffi::OPEN_MAIN_DB) => unsafe { Settings::of(api, name) }?,
+        Some(api) if has(ffi::OPEN_MAIN_DB) => unsafe { Settings::of(api, name, has(ffi::OPEN_CREATE)) }?,
         _ => Settings::default(),
     };
     let user = volumes::open(image, &settings)?;

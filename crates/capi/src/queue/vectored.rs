@@ -106,7 +106,7 @@ pub unsafe extern "C" fn quire_submit_preadv(
         let memory = |part: &mut IoSliceMut<'_>| Memory { start: part.as_mut_ptr(), length: part.len() };
         let memory = Buffers(given.iter_mut().map(memory).collect());
         let direct = (file.is_direct() && file.reads()).then(|| memory.for_direct_io()).transpose()?;
-        queue.submit(Tag(user_data), file.clone(), |begun| match direct {
+        queue.submit(Tag(user_data), file.kept(), |begun| match direct {
             Some(whole) => {
                 let spread = move |whole: &AlignedBuf, count: usize| {
                     // SAFETY: the caller's promise, until the request has been reaped.
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn quire_submit_pwritev(
             unsafe { memory.gather(&mut whole) }.map(|()| whole)
         };
         let direct = (file.is_direct() && file.writes()).then(gather).transpose()?;
-        queue.submit(Tag(user_data), file.clone(), |begun| match direct {
+        queue.submit(Tag(user_data), file.kept(), |begun| match direct {
             Some(whole) => queue.direct(begun, (file, Way::Write), whole, offset, |_, _| Ok(())),
             // SAFETY: the caller's promise, until the request has been reaped.
             None => queue.work(begun, move || unsafe { memory.write(&file, offset) }),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use quire_fsck::{Options, Progress, Report, Severity};
+use quire_fsck::{IssueKind, Options, Progress, Report, Severity};
 
 /// What a check found, as the command needs it.
 pub struct Checked {
@@ -48,6 +48,17 @@ pub fn check(volume: &Path, how: Repair, progress: &dyn Fn(&str, u64, u64)) -> q
         issues.push(format!("... and {} more", report.summary.issues_omitted));
     }
     let held = &report.summary;
+    let summary = if report.has(IssueKind::ReceiveUnfinished) {
+        "names and space were not checked".to_owned()
+    } else {
+        format!(
+            "{} files, {} directories, {} of {} blocks used",
+            held.inodes - held.directories.min(held.inodes),
+            held.directories,
+            held.used_blocks,
+            held.used_blocks + held.free_blocks
+        )
+    };
     Ok(Checked {
         json: serde_json::to_value(&report).unwrap_or_default(),
         issues,
@@ -55,13 +66,7 @@ pub fn check(volume: &Path, how: Repair, progress: &dyn Fn(&str, u64, u64)) -> q
         repaired,
         left: errors.count() - repaired,
         would_be_repaired: report.would_be_repaired,
-        summary: format!(
-            "{} files, {} directories, {} of {} blocks used",
-            held.inodes - held.directories.min(held.inodes),
-            held.directories,
-            held.used_blocks,
-            held.used_blocks + held.free_blocks
-        ),
+        summary,
         exit_code: report.exit_code(),
     })
 }

@@ -37,13 +37,13 @@ enum Step {
         inode: u64,
         parent: Rc<OwnedFd>,
         name: Vec<u8>,
-        path: String,
+        path: PathBuf,
     },
     /// All in the directory is made.
     Finish {
         inode: InodeRef,
         made: Rc<OwnedFd>,
-        path: String,
+        path: PathBuf,
     },
 }
 
@@ -88,7 +88,7 @@ impl Target {
         // Where an inode with several names was made first.
         let mut made: HashMap<u64, PathBuf> = HashMap::new();
         let mut steps = Vec::new();
-        self.enter(inodes, inodes.root(), self.root.clone(), String::new(), &mut steps, salvaged);
+        self.enter(inodes, inodes.root(), self.root.clone(), PathBuf::from("/"), &mut steps, salvaged);
         while let Some(step) = steps.pop() {
             meter.advance(1);
             match step {
@@ -125,7 +125,7 @@ impl Target {
         inodes: &Inodes,
         inode: InodeRef,
         made: Rc<OwnedFd>,
-        path: String,
+        path: PathBuf,
         steps: &mut Vec<Step>,
         salvaged: &mut Salvaged,
     ) {
@@ -136,7 +136,7 @@ impl Target {
                     inode: entry.inode.0,
                     parent: made.clone(),
                     name: entry.name.to_vec(),
-                    path: format!("{path}/{}", String::from_utf8_lossy(entry.name)),
+                    path: path.join(OsStr::from_bytes(entry.name)),
                 });
             }
             true
@@ -164,16 +164,22 @@ impl Target {
         inode: &InodeRef,
         parent: &OwnedFd,
         name: &[u8],
-        path: &str,
+        path: &Path,
         made: &mut HashMap<u64, PathBuf>,
         salvaged: &mut Salvaged,
     ) -> rustix::io::Result<()> {
         let number = inode.number().0;
-        if let Some(first) = made.get(&number)
-            && fs::linkat(&self.root, first, parent, name, AtFlags::empty()).is_ok()
-        {
-            salvaged.links += 1;
-            return Ok(());
+        if let Some(first) = made.get(&number) {
+            match self.link(first, parent, name) {
+                Ok(()) => {
+                    salvaged.links += 1;
+                    return Ok(());
+                }
+                Err(errno) => {
+                    let what = format!("it is a copy, not a link to {}: {errno}", first.display());
+                    salvaged.problem(path, what);
+                }
+            }
         }
         let metadata = inodes.metadata(inode);
         match inode.kind() {
@@ -211,9 +217,22 @@ impl Target {
             }
         }
         if metadata.nlink() > 1 {
-            made.insert(number, PathBuf::from(path.trim_start_matches('/')));
+            made.insert(number, path.to_owned());
         }
         Ok(())
+    }
+
+    /// Gives what was made first a further name. No link on the way is followed: another name of the volume
+    /// may be one.
+    fn link(&self, first: &Path, parent: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
+        let (Some(above), Some(last)) = (first.parent(), first.file_name()) else { return Err(Errno::INVAL) };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut directory = self.root.clone();
+        // One name at a time: a path of the volume may be longer than the kernel takes.
+        for name in above.iter().skip(1) {
+            directory = Rc::new(fs::openat(&directory, name, flags, Mode::empty())?);
+        }
+        fs::linkat(&directory, last, parent, name, AtFlags::empty())
     }
 
     /// Of what cannot be opened.
@@ -223,7 +242,7 @@ impl Target {
         inode: &InodeRef,
         parent: &OwnedFd,
         name: &[u8],
-        path: &str,
+        path: &Path,
         salvaged: &mut Salvaged,
     ) {
         let metadata = inodes.metadata(inode);
@@ -249,7 +268,7 @@ impl Target {
         inodes: &Inodes,
         inode: &InodeRef,
         made: &OwnedFd,
-        path: &str,
+        path: &Path,
         salvaged: &mut Salvaged,
     ) {
         let metadata = inodes.metadata(inode);
@@ -282,7 +301,7 @@ fn times(metadata: &quire::Metadata) -> Timestamps {
 fn each_xattr(
     inodes: &Inodes,
     inode: &InodeRef,
-    path: &str,
+    path: &Path,
     salvaged: &mut Salvaged,
     set: impl Fn(&[u8], &[u8]) -> rustix::io::Result<()>,
 ) {
@@ -313,7 +332,7 @@ fn contents(
     inodes: &Inodes,
     inode: &InodeRef,
     file: &OwnedFd,
-    path: &str,
+    path: &Path,
     salvaged: &mut Salvaged,
 ) -> rustix::io::Result<()> {
     let size = inode.size();
@@ -371,7 +390,7 @@ fn contents(
     Ok(())
 }
 
-fn tell_unreadable(range: Option<(u64, u64)>, path: &str, salvaged: &mut Salvaged) {
+fn tell_unreadable(range: Option<(u64, u64)>, path: &Path, salvaged: &mut Salvaged) {
     if let Some((from, to)) = range {
         salvaged.problem(path, format!("bytes {from} to {to} cannot be read: the copy has a hole there"));
     }

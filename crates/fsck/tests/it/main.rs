@@ -14,6 +14,7 @@ mod mixed;
 mod moved_journal;
 mod orphan_region;
 mod repair;
+mod salvage;
 mod scale;
 mod shared_nodes;
 mod snapshots;

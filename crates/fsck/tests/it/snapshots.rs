@@ -154,6 +154,8 @@ fn an_unfinished_receive_is_left_as_it_is() {
         let report =
             check_backend(target.clone(), &Options { repair: true, lossy, ..Options::default() }).unwrap();
         assert_eq!(report.exit_code(), 1, "lossy {lossy}: {:#?}", report.issues);
+        // Nobody may take the volume for a checked one.
+        assert!(report.has(IssueKind::ReceiveUnfinished));
         let mended = target.visible();
         assert_clean(&mended, "after the repair");
         assert_eq!(token(&mended), token(&half));

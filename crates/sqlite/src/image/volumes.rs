@@ -8,9 +8,10 @@ use std::ffi::c_char;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use quire::{FormatOptions, Volume, VolumeOptions};
+use quire_base::process;
 
 use super::locks::Shared;
-use super::process;
+
 use crate::ffi::Api;
 
 /// By image. A process has few of them open.
@@ -45,7 +46,7 @@ impl Settings {
     /// # Safety
     ///
     /// `name` is a database's that SQLite passes to `xOpen`.
-    pub(super) unsafe fn of(api: Api, name: *const c_char) -> Result<Settings, String> {
+    pub(super) unsafe fn of(api: Api, name: *const c_char, creates: bool) -> Result<Settings, String> {
         let bytes = |key| {
             // SAFETY: the caller's promise.
             let Some(text) = (unsafe { api.parameter(name, key) }) else { return Ok(None) };
@@ -59,7 +60,9 @@ impl Settings {
             let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
             number.map(Some).ok_or_else(|| format!("{text}: no number of bytes (4096, 64k, 512m, 2g)"))
         };
-        Ok(Settings { size: bytes(c"image_size")?, cache: bytes(c"image_cache")? })
+        // As little is created with `mode=ro` and `mode=rw` as of a database.
+        let size = bytes(c"image_size")?.filter(|_| creates);
+        Ok(Settings { size, cache: bytes(c"image_cache")? })
     }
 }
 

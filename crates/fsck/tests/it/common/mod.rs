@@ -55,7 +55,7 @@ pub fn repair(image: &Image) -> (Report, Image) {
 
 pub fn assert_clean(image: &Image, when: &str) {
     let report = check(image).unwrap();
-    assert!(report.issues.is_empty(), "{when}: {:#?}", report.issues);
+    assert!(report.is_clean(), "{when}: {:#?}", report.issues);
 }
 
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
