@@ -121,7 +121,7 @@ Mount options (-o, separated by commas):
                          (auto, the default), only so (ring), or through /dev/fuse (dev)
   takeover               open a volume on a server's export although its owner may live: you have seen to it that
                          the server keeps that one out
-  remount                change ro, rw, nodev, nosuid and noexec of a mount; all else stays as it is
+  remount                change ro, rw, noatime, nodev, nosuid and noexec of a mount; all else stays as it is
   wait=SECONDS           wait so long for a volume that is not there yet (default 0, with _netdev 30)
   threads=N              threads that receive requests from /dev/fuse
   defaults, auto, noauto, user, users, owner, group, nofail, _netdev, x-...

@@ -317,7 +317,12 @@ fn remounted_read_only_and_back() {
         let (image, dir) = (volume.image(), volume.mountpoint());
         quire(&["mount".as_ref(), image.as_os_str(), dir.as_os_str(), "-o".as_ref(), options.as_ref()])
     };
+    let long_ago = std::time::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    let times = std::fs::FileTimes::new().set_accessed(long_ago);
+    File::options().write(true).open(volume.path("file")).unwrap().set_times(times).unwrap();
     assert!(helped("noatime,commit=7,remount,ro").status.success());
+    // The server noted when what a read-only mount has was read, and wrote that to the device.
+    std::fs::read(volume.path("file")).unwrap();
     let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let line = table.lines().find(|line| line.contains(volume.mountpoint().to_str().unwrap())).unwrap();
     assert!(line.contains(" ro,noatime,"), "{line}");
@@ -334,6 +339,7 @@ fn remounted_read_only_and_back() {
     volume.unmount();
     let mut volume = volume.with_options("ro");
     volume.mount();
+    assert_eq!(std::fs::metadata(volume.path("file")).unwrap().accessed().unwrap(), long_ago);
     assert!(!remount(&volume, "rw"), "the server takes no changes");
     assert_eq!(std::fs::read(volume.path("other")).unwrap(), b"x");
     volume.unmount();

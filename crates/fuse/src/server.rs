@@ -45,6 +45,27 @@ use crate::transport::{Exchange, Handler, Outcome};
 use meters::Received;
 use pending::Pending;
 
+/// Changes that a mount makes durable before it answers them. What a program writes is not among them: the
+/// kernel says with each write whether that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Promise {
+    Nothing,
+    /// `-o dirsync`.
+    Names,
+    /// `-o sync`: sizes and attributes, too.
+    All,
+}
+
+impl Promise {
+    fn covers(self, operation: &Operation) -> bool {
+        match self {
+            Promise::Nothing => false,
+            Promise::Names => operation.changes_names(),
+            Promise::All => operation.changes_names() || operation.changes_attributes(),
+        }
+    }
+}
+
 /// What all threads of a volume's mount share.
 pub(crate) struct Server {
     operations: Operations,
@@ -53,8 +74,8 @@ pub(crate) struct Server {
     drops: Background,
     pending: Pending,
     refused: AtomicBool,
-    /// Changes of names are made durable before they are answered.
-    sync_names: bool,
+    /// What is durable before it is answered.
+    promise: Promise,
     /// How long a sync of the whole volume waits for a device that does nothing.
     sync_patience: Duration,
     /// What the mount is, once that is known.
@@ -123,12 +144,12 @@ fn number(error: &Error) -> i32 {
 }
 
 impl Server {
-    /// Of `places` requests at a time each may wait on the thread that received it. With `sync_names` changes
-    /// of names are durable before they are answered.
+    /// Of `places` requests at a time each may wait on the thread that received it. Changes that `promise`
+    /// names are durable before they are answered.
     pub(crate) fn new(
         operations: Operations,
         places: usize,
-        sync_names: bool,
+        promise: Promise,
         sync_patience: Duration,
         session: Sender<Event>,
     ) -> Server {
@@ -139,7 +160,7 @@ impl Server {
             drops: Background::new(0),
             pending: Pending::default(),
             refused: AtomicBool::new(false),
-            sync_names,
+            promise,
             sync_patience,
             facts: OnceLock::new(),
             notifier: OnceLock::new(),
@@ -224,7 +245,7 @@ impl Server {
             {
                 Kind::Long
             }
-            operation if self.sync_names && operation.changes_names() => Kind::Long,
+            operation if self.promise.covers(&operation) => Kind::Long,
             _ => Kind::MayWait,
         }
     }

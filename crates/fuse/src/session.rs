@@ -34,7 +34,7 @@ use crate::connection::Connection;
 use crate::mount::{self, MountEntry, MountFlags, Unmount};
 use crate::operations::snapshots::ShowSnapshots;
 use crate::operations::{CacheMode, Operations};
-use crate::server::{Answer, Event, Facts, Server};
+use crate::server::{Answer, Event, Facts, Promise, Server};
 use crate::signals;
 use crate::transport::{Choice, Handler, ring};
 
@@ -205,10 +205,14 @@ impl Session {
         let operations =
             Operations::new(volume.clone(), options.cache, options.flags.sync, options.snapshots);
         // One thread at least stays with the device.
-        let sync_names = options.flags.sync || options.flags.dir_sync;
+        let promise = match &options.flags {
+            flags if flags.sync => Promise::All,
+            flags if flags.dir_sync => Promise::Names,
+            _ => Promise::Nothing,
+        };
         let patience = options.sync_patience.unwrap_or(SYNC_PATIENCE);
         let events = Events::new();
-        let server = Server::new(operations, threads - 1, sync_names, patience, events.sender.clone());
+        let server = Server::new(operations, threads - 1, promise, patience, events.sender.clone());
         let server = Arc::new(server);
         // A thread that has the kernel drop pages waits there for READs of them, and cannot be killed. If the
         // server is killed then, the thread keeps the connection open, and nobody answers the READ. An abort

@@ -335,9 +335,10 @@ impl Inode {
     /// Notes that contents were read now, as the volume's rule for access times has it.
     pub(crate) fn touch_read(&self) {
         use crate::options::AccessTimes;
+        let keeps = || self.engine.store.keeps_access_times.load(Ordering::Relaxed);
         let noted = match self.engine.store.options.access_times {
             AccessTimes::Never => false,
-            _ if self.engine.store.read_only => false,
+            _ if self.engine.store.read_only || keeps() => false,
             AccessTimes::Strict => self.access_time.note(self.engine.store.options.clock.now().0),
             AccessTimes::Relative => {
                 // One look a read; the rule itself is applied when the time is folded.

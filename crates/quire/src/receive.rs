@@ -28,7 +28,7 @@ use crate::options::Reshape;
 use crate::options::VolumeOptions;
 use crate::recovery;
 use crate::recovery::unfinished::{base_of, is_unfinished, unfinished};
-use crate::rollback::roll_back_backend;
+use crate::rollback::{roll_back_backend, roll_back_with};
 use crate::send::StreamProgress;
 use crate::send::changes::{Side, send_changes};
 use crate::snapshots::table::{self, BASE_NAME, SnapshotInfo, identity, table};
@@ -189,7 +189,8 @@ impl ReceiveOptions {
         let there = unfinished_on(&backend)?;
         if let Some(there) = &there {
             let (_, base) = base_of(&load(&backend)?.1, there)?;
-            roll_back_backend(backend.clone(), &base.name)?;
+            let options = VolumeOptions { receiving: true, ..VolumeOptions::new() };
+            roll_back_with(backend.clone(), &base.name, &options)?;
         }
         delete_own_base(&backend)?;
         Ok(there.is_some())

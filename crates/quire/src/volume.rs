@@ -257,6 +257,12 @@ impl Volume {
         Ok(())
     }
 
+    /// Whether reads leave access times alone from now on, whatever the options say: a mount that became
+    /// read-only while it was in use changes nothing on its device.
+    pub fn keep_access_times(&self, keep: bool) {
+        self.engine().store.keeps_access_times.store(keep, Ordering::Relaxed);
+    }
+
     /// As [`Volume::sync`], as a future.
     pub fn sync_async(&self) -> Syncing {
         self.engine().start_syncing(vec![Target::Volume])

@@ -45,7 +45,13 @@ fn remount(arguments: &Mount) -> Outcome {
         let why = format!("{} was mounted read-only: unmount it, and mount it with rw", entry.dir.display());
         return Err(Failure::new(exit::FAILED, why));
     }
-    Ok(mount::remount(&entry, &wanted)?)
+    mount::remount(&entry, &wanted)?;
+    // The kernel does not say with a read whether its mount notes access times.
+    let what = if wanted.read_only || wanted.no_atime { "keep" } else { "note" };
+    if let Err(failure) = control::ask(&entry.dir, &format!("access-times {what}")) {
+        eprintln!("quire: warning: access times are noted as before: {failure}");
+    }
+    Ok(())
 }
 
 /// Mounts through a server in the background; returns its notes.

@@ -189,6 +189,8 @@ fn answer(line: &str, volume: &Volume, asked: &Asked) -> Outcome<String> {
             Ok(bytes) => volume.set_cache_bytes(bytes).map(|()| String::new()).map_err(Failure::from),
             Err(_) => Err(Failure::usage(format!("'{bytes}' is not a number of bytes"))),
         },
+        ("access-times", "keep") => told_to_keep(volume, true),
+        ("access-times", "note") => told_to_keep(volume, false),
         ("trim", from) => room::trim(from, volume),
         ("grow", wanted) => room::grow(wanted, volume, &asked.tasks),
         ("info", "") => room::info(volume),
@@ -201,6 +203,11 @@ fn answer(line: &str, volume: &Volume, asked: &Asked) -> Outcome<String> {
         ("freeze", what) => asked.freezing.answer(what, volume),
         _ => Err(Failure::usage("the server does not know this request")),
     }
+}
+
+fn told_to_keep(volume: &Volume, keep: bool) -> Outcome<String> {
+    volume.keep_access_times(keep);
+    Ok(String::new())
 }
 
 fn told(outcome: Outcome<String>) -> String {

@@ -273,8 +273,8 @@ impl Operations {
         }
     }
 
-    /// Makes what was done in a directory durable; the calling thread waits.
-    pub fn sync_directory(&self, node: u64) -> Result<()> {
+    /// Makes what was done to a file, or in a directory, durable; the calling thread waits.
+    pub fn sync_node(&self, node: u64) -> Result<()> {
         self.volume.inodes().fsync(&self.inode(node)?, false)
     }
 

@@ -238,6 +238,12 @@ impl Operation {
                 | Unlink { .. }
         )
     }
+
+    /// Whether it changes an inode's size, its other attributes, or its extended attributes.
+    pub fn changes_attributes(&self) -> bool {
+        use Operation::{Removexattr, Setattr, Setxattr};
+        matches!(self, Removexattr { .. } | Setattr(..) | Setxattr { .. })
+    }
 }
 
 impl<'a> Message<'a> {

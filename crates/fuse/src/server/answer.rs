@@ -61,7 +61,7 @@ impl Server {
                         Answer::Control(0, self.fact(args.command, args.out_size))
                     }
                     _ => perform(self.operations(), &request, exchange.message())
-                        .and_then(|answer| self.keep_names(&request).map(|()| answer))
+                        .and_then(|answer| self.keep_promise(&request).map(|()| answer))
                         .unwrap_or_else(|error| Answer::Refused(number(&error))),
                 };
                 return put(answer, exchange.room());
@@ -72,10 +72,10 @@ impl Server {
 }
 
 impl Server {
-    /// Makes a change of names durable where the mount promises that.
-    fn keep_names(&self, request: &Request) -> Result<()> {
-        match self.sync_names && request.operation.changes_names() {
-            true => self.operations().sync_directory(request.header.nodeid),
+    /// Makes a change durable where the mount promises that.
+    fn keep_promise(&self, request: &Request) -> Result<()> {
+        match self.promise.covers(&request.operation) {
+            true => self.operations().sync_node(request.header.nodeid),
             false => Ok(()),
         }
     }

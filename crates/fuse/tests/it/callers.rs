@@ -271,6 +271,33 @@ fn names_are_durable_at_once_where_that_is_promised() {
     }
 }
 
+/// `-o sync` did for names what it says, and not for sizes and attributes: a crash right behind a cut, a new
+/// mode or an extended attribute left the file as it was.
+#[test]
+fn sizes_and_attributes_are_durable_at_once_where_that_is_promised() {
+    use rustix::fs::{Mode, XattrFlags};
+    let sync = MountFlags { sync: true, ..MountFlags::default() };
+    for transport in [TransportChoice::Device, TransportChoice::Ring] {
+        let Some(mounted) = Mounted::with(transport, sync.clone()) else { return };
+        let file = mounted.directory.path().join("file");
+        std::fs::write(&file, vec![7; 5000]).unwrap();
+        let mut writing = std::fs::OpenOptions::new();
+        writing.write(true);
+        let mut cutting = writing.clone();
+        cutting.truncate(true);
+        let changes: [(&str, &(dyn Fn() + Sync)); 5] = [
+            ("a cut", &|| writing.open(&file).unwrap().set_len(77).unwrap()),
+            ("opening with O_TRUNC", &|| drop(cutting.open(&file).unwrap())),
+            ("a mode", &|| rustix::fs::chmod(&file, Mode::from_raw_mode(0o600)).unwrap()),
+            ("an attribute", &|| rustix::fs::setxattr(&file, "user.a", b"1", XattrFlags::empty()).unwrap()),
+            ("its removal", &|| rustix::fs::removexattr(&file, "user.a").unwrap()),
+        ];
+        for (what, change) in changes {
+            mounted.assert_durable(what, change);
+        }
+    }
+}
+
 /// A copy within the mount did not heed `O_DSYNC`, nor `-o sync`: a crash right behind it left nothing of it.
 /// Nor did an allocation.
 #[test]

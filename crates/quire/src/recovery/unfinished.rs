@@ -20,7 +20,7 @@ pub(crate) fn unfinished(tree: &Tree) -> Result<Option<Unfinished>> {
 ///
 /// Errors: `Busy` for an opening that would write.
 pub(crate) fn shown_instead(device: &Device, tree: &Tree, options: &VolumeOptions) -> Result<Option<String>> {
-    if options.receiving || options.roll_back.is_some() || options.snapshot.is_some() {
+    if options.receiving || options.snapshot.is_some() {
         return Ok(None);
     }
     let Some(there) = unfinished(tree)? else { return Ok(None) };

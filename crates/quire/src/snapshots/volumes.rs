@@ -153,7 +153,8 @@ impl Engine {
         if self.store.options.snapshot.is_none() {
             return Ok(());
         }
-        let why = "a snapshot has no snapshots of its own; open those of the volume";
+        let why = "a snapshot has no snapshots of its own (open those of the volume), nor has a volume with an \
+                   unfinished receive";
         Err(Error::new(ErrorKind::Unsupported, why))
     }
 }

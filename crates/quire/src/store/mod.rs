@@ -122,6 +122,8 @@ pub(crate) struct Store {
     /// Blocks by which the volume has grown since it was opened. Changed under `checkpoint`.
     pub(crate) grown: AtomicU64,
     pub(crate) read_only: bool,
+    /// Reads leave access times alone, whatever the options say.
+    pub(crate) keeps_access_times: AtomicBool,
 
     /// Shared from a record's `Seq` to its last apply; whole while a checkpoint chooses S.
     pub(crate) barrier: ShardedRwLock,
@@ -194,6 +196,7 @@ impl Store {
             superblock: parts.superblock,
             grown: AtomicU64::new(0),
             read_only: parts.read_only,
+            keeps_access_times: AtomicBool::new(false),
             committer: Committer::default(),
             discarder: Discarder::default(),
             waiters,

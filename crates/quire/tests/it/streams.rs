@@ -307,6 +307,8 @@ fn a_broken_stream_leaves_the_target_as_it_was() {
         let unfinished = unfinished.unwrap();
         assert_eq!((unfinished.items, unfinished.bytes), (number as u64, *end as u64));
         assert_eq!(options().open_backend(copy.clone()).unwrap_err().kind(), ErrorKind::Busy);
+        // It gave the receive up, without a word.
+        assert_eq!(roll_back_backend(copy.clone(), "a").unwrap_err().kind(), ErrorKind::Busy);
         assert_eq!(receive(&copy, &stream).unwrap_err().kind(), ErrorKind::Busy);
         let shown = options().read_only(true).open_backend(copy.clone()).unwrap();
         assert_has_no_snapshots(&shown);
