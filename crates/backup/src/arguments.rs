@@ -87,7 +87,8 @@ pub struct Restore {
     pub url: String,
     /// Name of the backup
     pub name: String,
-    /// Image file or block device: a new file, an empty volume, or one with an older backup of the chain
+    /// Image file, block device or nbd:// address: a new or blank one, an empty volume, or one with an older backup
+    /// of the chain
     pub target: PathBuf,
 }
 

@@ -4,6 +4,8 @@ use std::fmt;
 
 /// The operation failed.
 pub const FAILED: u8 = 32;
+/// There is no volume.
+pub const NO_VOLUME: u8 = 33;
 /// What is stored is damaged.
 pub const DAMAGED: u8 = 35;
 /// Something is missing, or is not what it should be.

@@ -49,7 +49,7 @@ fn main() -> ExitCode {
             };
         }
     };
-    match run(&cli.command) {
+    match run(&cli.command).and_then(|()| output::verdict()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("quire backup: {failure}");

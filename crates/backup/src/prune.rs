@@ -32,7 +32,15 @@ pub async fn run(arguments: &Prune) -> Outcome {
     }
     let now = Utc::now();
     let entries: Vec<Entry<'_>> = contents.backups.iter().map(Entry::from).collect();
-    let kept = kept(&entries, arguments.keep_last, arguments.keep_within.map(|within| now - within));
+    for entry in entries.iter().filter(|entry| entry.taken > now) {
+        eprintln!(
+            "quire backup: warning: {} is of {} UTC, which is yet to come: it stays, and counts for nothing",
+            entry.name,
+            entry.taken.format("%Y-%m-%d %H:%M:%S")
+        );
+    }
+    let since = arguments.keep_within.map(|within| now - within);
+    let kept = kept(&entries, arguments.keep_last, since, now);
     let (kept, mut gone): (Vec<&Manifest>, Vec<&Manifest>) =
         contents.backups.iter().partition(|backup| kept.contains(backup.name.as_str()));
     let backups = by_name(&contents.backups);

@@ -6,7 +6,7 @@ use futures::{StreamExt, TryStreamExt};
 use tokio::io::AsyncWriteExt;
 
 use crate::arguments::Restore;
-use crate::failure::{DAMAGED, FAILED, Failure, MISSING, Outcome};
+use crate::failure::{DAMAGED, FAILED, Failure, MISSING, NO_VOLUME, Outcome};
 use crate::manifest::{Manifest, by_name, chain};
 use crate::output::say;
 use crate::program::{Quire, finish};
@@ -26,7 +26,12 @@ pub async fn run(arguments: &Restore) -> Outcome {
         Failure::new(MISSING, format!("{}: {why}{}", store.url(), damaged.collect::<String>()))
     })?;
     let target = &arguments.target;
-    let is_new = !target.exists();
+    let is_new = match quire.volume(target).await {
+        Ok(_) => false,
+        // Missing, or with nothing in it: blank, or left by a restore that ended as it began.
+        Err(failure) if matches!(failure.code, MISSING | NO_VOLUME) => true,
+        Err(failure) => return Err(failure),
+    };
     if is_new {
         let newest = backups.last().expect("a chain has its last backup");
         quire.make_volume(target, arguments.size.unwrap_or(newest.volume_bytes)).await?;

@@ -32,14 +32,21 @@ impl<'m> From<&'m Manifest> for Entry<'m> {
 }
 
 /// The names to keep: of each volume the newest `last` backups and those whose snapshot was taken since
-/// `since`, and all that a kept backup goes on from.
-pub fn kept<'n>(backups: &[Entry<'n>], last: usize, since: Option<DateTime<Utc>>) -> BTreeSet<&'n str> {
+/// `since`, and all that a kept backup goes on from. A snapshot of a time that is not `now` yet was taken
+/// while the clock was wrong. Nobody knows how old it is, so its backup stays, and takes the place of no other.
+pub fn kept<'n>(
+    backups: &[Entry<'n>],
+    last: usize,
+    since: Option<DateTime<Utc>>,
+    now: DateTime<Utc>,
+) -> BTreeSet<&'n str> {
     let mut volumes: BTreeMap<Uuid, Vec<&Entry<'n>>> = BTreeMap::new();
     for backup in backups {
         volumes.entry(backup.volume).or_default().push(backup);
     }
     let mut kept = BTreeSet::new();
     for of_volume in volumes.values_mut() {
+        kept.extend(of_volume.extract_if(.., |backup| backup.taken > now).map(|backup| backup.name));
         of_volume.sort_by_key(|backup| std::cmp::Reverse((backup.taken, backup.name)));
         for (n, backup) in of_volume.iter().enumerate() {
             if n < last || since.is_some_and(|since| backup.taken >= since) {
@@ -97,6 +104,7 @@ mod tests {
             made in prop::collection::vec((0u8..3, any::<bool>(), 1usize..3), 0..30),
             last in 1usize..5,
             since in prop::option::of(0i64..40),
+            now in 0i64..40,
         ) {
             let names: Vec<String> = (0..made.len()).map(|n| format!("n{n}")).collect();
             let time = |seconds: i64| DateTime::UNIX_EPOCH + TimeDelta::seconds(seconds);
@@ -109,9 +117,11 @@ mod tests {
                 backups.push(Entry { name: &names[n], parent, volume, taken: time(n as i64) });
             }
             let since = since.map(time);
-            let kept = kept(&backups, last, since);
+            let now = time(now);
+            let kept = kept(&backups, last, since, now);
             let wanted = |backup: &Entry<'_>| {
-                let newer = backups.iter().filter(|it| it.volume == backup.volume && it.taken > backup.taken);
+                let others = backups.iter().filter(|it| it.volume == backup.volume && it.taken <= now);
+                let newer = others.filter(|it| it.taken > backup.taken);
                 newer.count() < last || since.is_some_and(|since| backup.taken >= since)
             };
             for backup in &backups {

@@ -279,6 +279,34 @@ fn the_newest_backup_is_that_of_the_newest_snapshot() {
     assert!(listed.contains("tuesday") && listed.lines().count() == 1, "{listed}");
 }
 
+/// A restore that was killed while it made its volume could not be run again, and into a blank export only
+/// the first backup of a chain could be restored: a target that was there had to be a volume.
+#[test]
+fn a_blank_target_is_restored_into() {
+    let world = World::new();
+    world.write("note", 5000, 1);
+    world.done(&["create", "--name=a"]);
+    let target = world.dir.path().join("target.img");
+    std::fs::File::create(&target).unwrap().set_len(10 << 20).unwrap();
+    world.done(&["restore", "a", target.to_str().unwrap()]);
+    let kept = world.dir.path().join("kept.img");
+    std::fs::write(&kept, [7; 8192]).unwrap();
+    let refused = world.backup(&["restore", "a", kept.to_str().unwrap()]).output().unwrap();
+    assert!(text(&refused).contains("already holds"), "{}", text(&refused));
+    assert_eq!(std::fs::read(&kept).unwrap(), [7; 8192]);
+}
+
+/// A list that was cut off because the disk was full passed for a whole one.
+#[test]
+fn what_cannot_be_printed_is_an_error() {
+    let world = World::new();
+    world.write("note", 5000, 1);
+    world.done(&["create", "--name=a"]);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let listed = world.backup(&["list", "--json"]).stdout(full).output().unwrap();
+    assert_eq!(listed.status.code(), Some(2), "{}", text(&listed));
+}
+
 /// Each try without a name takes a snapshot of a new name. A timer whose store fails for a week left
 /// hundreds, which kept the space of all that was deleted meanwhile.
 #[test]

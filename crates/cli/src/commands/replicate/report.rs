@@ -42,12 +42,20 @@ impl Report {
         self.newest = Some(created);
     }
 
-    /// Writes the file anew; what reads it sees the old one or the new one.
+    /// Writes the file anew; what reads it sees the old one or the new one. What is no regular file is not
+    /// replaced, but written to.
     pub fn write(&self, failure: Option<&Failure>) {
         let Some(file) = &self.file else { return };
-        let mut new = file.clone().into_os_string();
-        new.push(".new");
-        let written = std::fs::write(&new, self.text(failure)).and_then(|()| std::fs::rename(&new, file));
+        // The file that a symbolic link leads to.
+        let real = std::fs::canonicalize(file).unwrap_or_else(|_| file.clone());
+        let replaced = std::fs::metadata(&real).map_or(true, |metadata| metadata.is_file());
+        let written = if replaced {
+            let mut new = real.clone().into_os_string();
+            new.push(".new");
+            std::fs::write(&new, self.text(failure)).and_then(|()| std::fs::rename(&new, &real))
+        } else {
+            std::fs::write(&real, self.text(failure))
+        };
         if let Err(error) = written {
             tracing::warn!("writing {}: {error}", file.display());
         }
@@ -101,5 +109,27 @@ mod tests {
         assert!(text.contains(&line("snapshot_timestamp_seconds", "1.5")), "{text}");
         assert!(text.contains(&line("failing", "0")), "{text}");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    /// A device was replaced by a file: with `--metrics /dev/null`, root's `/dev/null`.
+    #[test]
+    fn only_a_file_is_replaced() {
+        use std::os::unix::fs::symlink;
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let (read, write) = std::io::pipe().unwrap();
+        let pipe = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&write));
+        symlink(&pipe, at("pipe")).unwrap();
+        std::fs::write(at("file"), "old").unwrap();
+        symlink("file", at("link")).unwrap();
+        for name in ["pipe", "link"] {
+            let ends = ["a".into(), "b".into()];
+            Report::new(Some(at(name)), ends).write(None);
+            assert!(at(name).symlink_metadata().unwrap().is_symlink(), "{name}");
+        }
+        drop(write);
+        let told = std::io::read_to_string(read).unwrap();
+        assert!(told.contains("quire_replication_failing"), "{told}");
+        assert!(std::fs::read_to_string(at("file")).unwrap().contains("quire_replication_failing"));
     }
 }
