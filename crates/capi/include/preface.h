@@ -13,8 +13,8 @@
 // kept. Memory of a submitted request belongs to the request until its completion has been reaped.
 //
 // Threads. Any function may be called from any thread, at the same time as any other and on the same handles, except
-// where its comment says otherwise: a handle is closed when no other call uses it. A child that fork(2) makes must not
-// use the handles of its parent.
+// where its comment says otherwise: a handle is closed when no other call uses it. A child that fork(2) makes gets
+// -EPERM for the handles of its parent, and closing them there does nothing.
 //
 // Paths begin at the root of the volume, with a slash or without.
 //

@@ -13,8 +13,8 @@
 // kept. Memory of a submitted request belongs to the request until its completion has been reaped.
 //
 // Threads. Any function may be called from any thread, at the same time as any other and on the same handles, except
-// where its comment says otherwise: a handle is closed when no other call uses it. A child that fork(2) makes must not
-// use the handles of its parent.
+// where its comment says otherwise: a handle is closed when no other call uses it. A child that fork(2) makes gets
+// -EPERM for the handles of its parent, and closing them there does nothing.
 //
 // Paths begin at the root of the volume, with a slash or without.
 //
@@ -383,7 +383,7 @@ int quire_resize(const char *image, uint64_t bytes);
 int quire_set_label(const char *image, const char *label);
 
 // Opens the volume in an image file or on a block device. One process at a time has it open for writing
-// (-EBUSY); a child that `fork` makes must not use it. `options` may be NULL.
+// (-EBUSY); a child that `fork` makes cannot use it (-EPERM). `options` may be NULL.
 //
 // Returns: 0 and a handle in `*volume`, which the caller gives to quire_volume_close; or a negative error
 // number, and `*volume` is NULL.

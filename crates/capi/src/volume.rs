@@ -299,7 +299,7 @@ pub unsafe extern "C" fn quire_set_label(image: *const c_char, label: *const c_c
 }
 
 /// Opens the volume in an image file or on a block device. One process at a time has it open for writing
-/// (-EBUSY); a child that `fork` makes must not use it. `options` may be NULL.
+/// (-EBUSY); a child that `fork` makes cannot use it (-EPERM). `options` may be NULL.
 ///
 /// Returns: 0 and a handle in `*volume`, which the caller gives to quire_volume_close; or a negative error
 /// number, and `*volume` is NULL.

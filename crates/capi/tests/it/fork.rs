@@ -1,5 +1,66 @@
 //! A child that was forked off, and the handles of its parent.
 
-use quire_capi::{file, group, queue, volume};
-use std::ffi::{CString, c_int};
+use quire_capi::file::{quire_close, quire_fsync, quire_open, quire_pread};
+use quire_capi::group::{quire_group_begin, quire_group_commit, quire_group_free, quire_group_pwrite};
+use quire_capi::queue::{quire_queue_free, quire_queue_new, quire_submit_fsync};
+use quire_capi::volume::{quire_volume_close, quire_volume_open};
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
 use std::ptr;
+
+/// A child's calls said that all was durable. Its commits took the place of its parent's, so that the next
+/// opening found the child's; a close panicked, and the end of a queue waited for ever. It happened to
+/// programs that never meant to use the handles, when C++ closed them at the child's end.
+#[test]
+fn a_child_is_refused_and_ends_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("image");
+    quire::FormatOptions::new().size(32 << 20).format(&image).unwrap();
+    let path = CString::new(image.as_os_str().as_bytes()).unwrap();
+    let flags = libc::O_RDWR | libc::O_CREAT;
+    let (mut volume, mut file, mut queue) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+    let mut group = ptr::null_mut();
+    // SAFETY: texts and places that are there, and handles that are open.
+    unsafe {
+        assert_eq!(quire_volume_open(path.as_ptr(), ptr::null(), &raw mut volume), 0);
+        assert_eq!(quire_open(volume, c"file".as_ptr(), flags, 0o644, &raw mut file), 0);
+        assert_eq!(quire_queue_new(1, &raw mut queue), 0);
+        assert_eq!(quire_group_begin(volume, &raw mut group), 0);
+        assert_eq!(quire_group_pwrite(group, file, b"parent".as_ptr().cast(), 6, 0), 6);
+    }
+    // SAFETY: the child calls the library, which refuses it before it takes a lock, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let (mut byte, mut other) = (0u8, ptr::null_mut());
+        // SAFETY: as above. A child has the memory of its parent.
+        unsafe {
+            libc::alarm(60);
+            let refused = [
+                i64::from(quire_fsync(file)),
+                quire_pread(file, (&raw mut byte).cast(), 1, 0),
+                i64::from(quire_open(volume, c"file".as_ptr(), flags, 0o644, &raw mut other)),
+                quire_group_pwrite(group, file, b"child!".as_ptr().cast(), 6, 0),
+                i64::from(quire_group_commit(group, 0, 0)),
+                i64::from(quire_submit_fsync(queue, file, ptr::null(), ptr::null_mut())),
+                i64::from(quire_volume_close(volume)),
+            ];
+            quire_group_free(group);
+            quire_close(file);
+            quire_queue_free(queue);
+            libc::_exit(i32::from(refused.iter().any(|result| *result != i64::from(-libc::EPERM))));
+        }
+    }
+    let mut status = -1;
+    // SAFETY: a place for the status; then handles that are still open, each of which is closed once.
+    unsafe {
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!(status, 0, "the child was not refused");
+        assert_eq!(quire_group_commit(group, 0, 0), 0);
+        assert_eq!(quire_submit_fsync(queue, file, ptr::null(), ptr::null_mut()), 0);
+        quire_queue_free(queue);
+        quire_close(file);
+        assert_eq!(quire_volume_close(volume), 0);
+    }
+    let volume = quire::Volume::open(&image).unwrap();
+    assert_eq!(volume.read("file").unwrap(), b"parent");
+}

@@ -7,6 +7,8 @@ mod examples;
 #[cfg(not(any(loom, shuttle)))]
 mod fio;
 #[cfg(not(any(loom, shuttle)))]
+mod fork;
+#[cfg(not(any(loom, shuttle)))]
 mod header;
 #[cfg(loom)]
 mod loom_completions;
