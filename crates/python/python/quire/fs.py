@@ -268,20 +268,15 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
         path1, path2 = self._strip_protocol(path1), self._strip_protocol(path2)
         if self.volume.isdir(path1):
-            self.volume.makedirs(path2)
+            self.volume.makedirs(path2, exist_ok=True)
         else:
             self.volume.copyfile(path1, path2)
 
     # Names.
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
-        path = self._strip_protocol(path)
-        if self.volume.lexists(path):
-            raise FileExistsError(path)
-        if create_parents:
-            self.volume.makedirs(path)
-        else:
-            self.volume.mkdir(path)
+        make = self.volume.makedirs if create_parents else self.volume.mkdir
+        make(self._strip_protocol(path))
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         self.volume.makedirs(self._strip_protocol(path), exist_ok=exist_ok)
@@ -316,7 +311,7 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if isinstance(path1, str):
             path1, path2 = [path1], [path2]
         elif isinstance(path2, str):
-            self.volume.makedirs(path2)
+            self.volume.makedirs(path2, exist_ok=True)
             path2 = [path2] * len(path1)
         for source, target in zip(path1, path2, strict=True):
             if source != target and self.volume.isdir(target):
