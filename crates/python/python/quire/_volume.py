@@ -193,6 +193,8 @@ class Volume(_native.NativeVolume):
             "lazy_times": lazy_times,
             "commit_seconds": commit_seconds,
         }
+        #: Whether a program that forgets to close it is warned.
+        self._warns = True
         self._files: weakref.WeakSet[Any] = weakref.WeakSet()
         _open[_identity(self.image), snapshot] = self
 
@@ -201,7 +203,7 @@ class Volume(_native.NativeVolume):
         return f"<quire.Volume image={self.image!r}{snapshot}{' closed' if self.closed else ''}>"
 
     def __del__(self) -> None:
-        if self._of_this_process() and not self.closed:
+        if getattr(self, "_warns", False) and self._of_this_process() and not self.closed:
             warnings.warn(f"unclosed volume {self!r}", ResourceWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> Self:
