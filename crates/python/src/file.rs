@@ -12,10 +12,13 @@ use pyo3::types::{PyBytes, PyList};
 use quire::{Advice, File, Metadata, Properties};
 use quire_base::sync::{Arc, Mutex};
 use std::io::Write;
+use std::path::{Path, PathBuf};
 
 /// A file, until it is closed.
 #[pyclass(frozen, module = "quire._native")]
 pub struct NativeFile {
+    /// What it was opened as, for exceptions.
+    path: PathBuf,
     file: OfProcess<Mutex<Option<Arc<File>>>>,
     position: Mutex<u64>,
 }
@@ -55,10 +58,19 @@ pub fn property_fields(properties: Properties) -> (u64, bool) {
 }
 
 impl NativeFile {
-    pub fn new(file: File, appends: bool) -> NativeFile {
+    pub fn new(file: File, path: &Path, appends: bool) -> NativeFile {
         // As `open` of Python: programs ask whether they stand at the beginning.
         let position = if appends { file.metadata().len() } else { 0 };
-        NativeFile { file: OfProcess::new(Mutex::new(Some(Arc::new(file)))), position: Mutex::new(position) }
+        NativeFile {
+            path: path.to_path_buf(),
+            file: OfProcess::new(Mutex::new(Some(Arc::new(file)))),
+            position: Mutex::new(position),
+        }
+    }
+
+    /// What it was opened as.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The file; an exception if it is closed.
@@ -74,14 +86,15 @@ impl NativeFile {
         act: impl FnOnce(&File) -> quire::Result<T> + Send,
     ) -> PyResult<T> {
         let file = self.open_file()?;
-        py.detach(|| act(&file)).or_raise()
+        py.detach(|| act(&file)).or_raise_at(py, &[&self.path])
     }
 }
 
 /// `bytes` of at most `count` bytes that `fill` reads. It is not asked for more than a file of `size` bytes
-/// has beyond `offset`, so that a large count costs no memory.
+/// has beyond `offset`, so that a large count costs no memory. `path` is for an exception.
 pub fn read_bytes<'py>(
     py: Python<'py>,
+    path: &Path,
     size: u64,
     offset: u64,
     count: u64,
@@ -90,7 +103,7 @@ pub fn read_bytes<'py>(
     let len = size.saturating_sub(offset).min(count) as usize;
     let mut got = 0;
     let bytes = PyBytes::new_with(py, len, |buffer| {
-        got = py.detach(|| fill(buffer)).or_raise()?;
+        got = py.detach(|| fill(buffer)).or_raise_at(py, &[path])?;
         Ok(())
     })?;
     // Somebody has cut the file meanwhile.
@@ -119,7 +132,9 @@ impl NativeFile {
 
     fn pread<'py>(&self, py: Python<'py>, count: u64, offset: u64) -> PyResult<Bound<'py, PyBytes>> {
         let file = self.open_file()?;
-        read_bytes(py, file.metadata().len(), offset, count, |buffer| file.read_at(buffer, offset))
+        read_bytes(py, &self.path, file.metadata().len(), offset, count, |buffer| {
+            file.read_at(buffer, offset)
+        })
     }
 
     fn pwrite(&self, py: Python<'_>, data: &[u8], offset: u64) -> PyResult<usize> {
@@ -135,7 +150,7 @@ impl NativeFile {
     fn read<'py>(&self, py: Python<'py>, count: Option<u64>) -> PyResult<Bound<'py, PyBytes>> {
         let file = self.open_file()?;
         let start = py.detach(|| *self.position.lock());
-        read_bytes(py, file.metadata().len(), start, count.unwrap_or(u64::MAX), |buffer| {
+        read_bytes(py, &self.path, file.metadata().len(), start, count.unwrap_or(u64::MAX), |buffer| {
             let mut position = self.position.lock();
             let done = read_all_at(&file, buffer, *position)?;
             *position += done as u64;
@@ -164,34 +179,33 @@ impl NativeFile {
     }
 
     fn seek(&self, py: Python<'_>, offset: i64, whence: i32) -> PyResult<u64> {
-        let file = self.open_file()?;
-        let data_or_hole = |found: quire::Result<Option<u64>>| match found.or_raise()? {
-            Some(offset) => Ok(offset as i64),
-            None => Err(pyo3::exceptions::PyOSError::new_err((
-                quire::ErrorKind::NoData.errno(),
-                format!("there is no data or hole behind offset {offset}"),
-            ))),
-        };
-        let from = u64::try_from(offset).unwrap_or(0);
-        let position = match whence {
-            0 => Some(offset),
-            1 => i64::try_from(self.tell(py)).ok().and_then(|at| at.checked_add(offset)),
-            2 => i64::try_from(file.metadata().len()).ok().and_then(|end| end.checked_add(offset)),
-            3 => Some(data_or_hole(py.detach(|| file.seek_data(from)))?),
-            4 => Some(data_or_hole(py.detach(|| file.seek_hole(from)))?),
-            other => {
-                return Err(PyValueError::new_err(format!("invalid whence ({other}, should be 0 to 4)")));
-            }
-        };
-        let position = position.and_then(|position| u64::try_from(position).ok());
-        let position = position
-            .ok_or_else(|| PyValueError::new_err(format!("seek by {offset} leaves the range of offsets")))?;
-        py.detach(|| *self.position.lock() = position);
-        Ok(position)
+        self.with(py, |file| {
+            let invalid = || quire::Error::invalid(format!("a seek by {offset} with whence {whence}"));
+            let none = || {
+                let text = format!("there is no data or hole behind offset {offset}");
+                quire::Error::new(quire::ErrorKind::NoData, text)
+            };
+            let from = u64::try_from(offset).map_err(|_| none());
+            let by = |base: u64| {
+                let sum = base.checked_add_signed(offset).filter(|sum| i64::try_from(*sum).is_ok());
+                sum.ok_or_else(invalid)
+            };
+            let mut position = self.position.lock();
+            *position = match whence {
+                0 => by(0)?,
+                1 => by(*position)?,
+                2 => by(file.metadata().len())?,
+                3 => file.seek_data(from?)?.ok_or_else(none)?,
+                4 => file.seek_hole(from?)?.ok_or_else(none)?,
+                _ => return Err(invalid()),
+            };
+            Ok(*position)
+        })
     }
 
-    fn truncate(&self, py: Python<'_>, size: u64) -> PyResult<()> {
-        self.with(py, |file| file.set_len(size))
+    fn truncate(&self, py: Python<'_>, size: i64) -> PyResult<()> {
+        let size = u64::try_from(size).map_err(|_| quire::Error::invalid(format!("a size of {size} bytes")));
+        self.with(py, |file| file.set_len(size?))
     }
 
     fn sync(&self, py: Python<'_>, data_only: bool) -> PyResult<()> {

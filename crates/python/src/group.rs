@@ -33,9 +33,9 @@ impl NativeGroup {
         file: &NativeFile,
         act: impl FnOnce(&mut Group, &File) -> quire::Result<T> + Send,
     ) -> PyResult<T> {
-        let (slot, file) = (self.group.get()?, file.open_file()?);
-        let outcome = py.detach(|| slot.lock().as_mut().map(|group| act(group, &file)));
-        outcome.ok_or_else(has_ended)?.or_raise()
+        let (slot, open) = (self.group.get()?, file.open_file()?);
+        let outcome = py.detach(|| slot.lock().as_mut().map(|group| act(group, &open)));
+        outcome.ok_or_else(has_ended)?.or_raise_at(py, &[file.path()])
     }
 
     /// Commits the group, which has then ended, also if that fails; gives its durability.
@@ -81,11 +81,10 @@ impl NativeGroup {
         count: u64,
         offset: u64,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let (slot, file) = (self.group.get()?, file.open_file()?);
-        let size = py.detach(|| slot.lock().as_ref().map(|group| group.size(&file)));
-        let size = size.ok_or_else(has_ended)?.or_raise()?;
-        read_bytes(py, size, offset, count, |buffer| match slot.lock().as_ref() {
-            Some(group) => group.read_at(&file, buffer, offset),
+        let size = self.size(py, file)?;
+        let (slot, open) = (self.group.get()?, file.open_file()?);
+        read_bytes(py, file.path(), size, offset, count, |buffer| match slot.lock().as_ref() {
+            Some(group) => group.read_at(&open, buffer, offset),
             // Another thread has ended it just now: what it would have read is unknown.
             None => Err(quire::Error::invalid("the group has been committed or aborted")),
         })

@@ -3,18 +3,18 @@
 use crate::error::OrRaise;
 use crate::file::{NativeFile, property_fields, stat_fields};
 use crate::of_process::OfProcess;
-use crate::path::{Name, text};
+use crate::path::{Name, Place, text};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use quire::{
-    AccessTimes, FileTimes, FileType, FormatOptions, OpenOptions, RenameFlags, ResizeOptions, Volume,
-    VolumeInfo, VolumeOptions,
+    AccessTimes, FileTimes, FileType, FormatOptions, Metadata, OpenOptions, RenameFlags, ResizeOptions,
+    Volume, VolumeInfo, VolumeOptions,
 };
 use quire_base::sync::Mutex;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A volume, until it is closed. `quire.Volume` is a subclass.
@@ -36,13 +36,34 @@ impl NativeVolume {
         py: Python<'_>,
         act: impl FnOnce(&Volume) -> quire::Result<T> + Send,
     ) -> PyResult<T> {
+        self.at(py, [], |volume, []| act(volume))
+    }
+
+    fn metadata(&self, py: Python<'_>, path: &Place, follow_symlinks: bool) -> PyResult<Metadata> {
+        self.at(py, [path], |volume, [path]| match follow_symlinks {
+            true => volume.metadata(path),
+            false => volume.symlink_metadata(path),
+        })
+    }
+
+    /// Does something with paths of the volume while others may run Python.
+    fn at<T: Send, const N: usize>(
+        &self,
+        py: Python<'_>,
+        places: [&Place; N],
+        act: impl FnOnce(&Volume, [&Path; N]) -> quire::Result<T> + Send,
+    ) -> PyResult<T> {
+        let mut paths = [Path::new(""); N];
+        for (path, place) in paths.iter_mut().zip(places) {
+            *path = place.within(py, self)?;
+        }
         let volume = self.open_volume()?;
-        py.detach(|| {
-            let done = act(&volume);
+        let done = py.detach(|| {
+            let done = act(&volume, paths);
             drop(volume);
             done
-        })
-        .or_raise()
+        });
+        done.or_raise_at(py, &paths)
     }
 }
 
@@ -56,11 +77,15 @@ fn letter(kind: FileType) -> char {
     }
 }
 
-fn info_dict<'py>(py: Python<'py>, info: &VolumeInfo) -> PyResult<Bound<'py, PyDict>> {
-    let seconds = |time| match SystemTime::from(time).duration_since(UNIX_EPOCH) {
+/// Seconds since 1970.
+fn seconds(time: impl Into<SystemTime>) -> f64 {
+    match time.into().duration_since(UNIX_EPOCH) {
         Ok(since) => since.as_secs_f64(),
         Err(error) => -error.duration().as_secs_f64(),
-    };
+    }
+}
+
+fn info_dict<'py>(py: Python<'py>, info: &VolumeInfo) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item("uuid", PyBytes::new(py, &info.uuid))?;
     dict.set_item("label", &info.label)?;
@@ -81,7 +106,7 @@ fn info_dict<'py>(py: Python<'py>, info: &VolumeInfo) -> PyResult<Bound<'py, PyD
 #[pyo3(signature = (image, size, label, journal_bytes, force))]
 pub fn mkfs<'py>(
     py: Python<'py>,
-    image: PathBuf,
+    image: Name,
     size: Option<u64>,
     label: String,
     journal_bytes: Option<u64>,
@@ -94,7 +119,7 @@ pub fn mkfs<'py>(
     if let Some(bytes) = journal_bytes {
         options = options.journal_bytes(bytes);
     }
-    let info = py.detach(|| options.format(&image)).or_raise()?;
+    let info = py.detach(|| options.format(&image)).or_raise_at(py, &[image.as_ref()])?;
     info_dict(py, &info)
 }
 
@@ -103,7 +128,7 @@ pub fn mkfs<'py>(
 #[pyo3(signature = (image, size, whole, journal_bytes))]
 pub fn resize<'py>(
     py: Python<'py>,
-    image: PathBuf,
+    image: Name,
     size: Option<u64>,
     whole: bool,
     journal_bytes: Option<u64>,
@@ -118,20 +143,20 @@ pub fn resize<'py>(
     if let Some(bytes) = journal_bytes {
         options = options.journal_bytes(bytes);
     }
-    let info = py.detach(|| options.resize(&image)).or_raise()?;
+    let info = py.detach(|| options.resize(&image)).or_raise_at(py, &[image.as_ref()])?;
     info_dict(py, &info)
 }
 
 /// Rolls a volume that nobody has open back to its newest snapshot.
 #[pyfunction]
-pub fn roll_back(py: Python<'_>, image: PathBuf, name: String) -> PyResult<()> {
-    py.detach(|| quire::roll_back(&image, &name)).map(drop).or_raise()
+pub fn roll_back(py: Python<'_>, image: Name, name: String) -> PyResult<()> {
+    py.detach(|| quire::roll_back(&image, &name)).map(drop).or_raise_at(py, &[image.as_ref()])
 }
 
 /// Changes the label of a volume.
 #[pyfunction]
-pub fn set_label<'py>(py: Python<'py>, image: PathBuf, label: String) -> PyResult<Bound<'py, PyDict>> {
-    let info = py.detach(|| quire::set_label(&image, &label)).or_raise()?;
+pub fn set_label<'py>(py: Python<'py>, image: Name, label: String) -> PyResult<Bound<'py, PyDict>> {
+    let info = py.detach(|| quire::set_label(&image, &label)).or_raise_at(py, &[image.as_ref()])?;
     info_dict(py, &info)
 }
 
@@ -149,7 +174,7 @@ impl NativeVolume {
     #[allow(clippy::too_many_arguments)] // They are keywords.
     fn new(
         py: Python<'_>,
-        image: PathBuf,
+        image: Name,
         read_only: bool,
         cache_bytes: Option<u64>,
         node_cache_bytes: Option<u64>,
@@ -189,7 +214,7 @@ impl NativeVolume {
         if let Some(bytes) = node_cache_bytes {
             options = options.node_cache_bytes(bytes);
         }
-        let volume = py.detach(|| options.open(&image)).or_raise()?;
+        let volume = py.detach(|| options.open(&image)).or_raise_at(py, &[image.as_ref()])?;
         Ok(NativeVolume { volume: OfProcess::new(Mutex::new(Some(volume))) })
     }
 
@@ -267,7 +292,7 @@ impl NativeVolume {
     fn _open(
         &self,
         py: Python<'_>,
-        path: Name,
+        path: Place,
         read: bool,
         write: bool,
         append: bool,
@@ -289,22 +314,28 @@ impl NativeVolume {
         let options = OpenOptions::new().read(read).write(write).append(append).create(create);
         let options = options.create_new(create_new).truncate(truncate).direct(direct).mode(permissions);
         let options = options.sync(all).data_sync(data);
-        let file = self.with(py, |volume| options.open(volume, path))?;
-        Ok(NativeFile::new(file, append))
+        let file = self.at(py, [&path], |volume, [path]| options.open(volume, path))?;
+        Ok(NativeFile::new(file, path.within(py, self)?, append))
     }
 
-    fn _stat(&self, py: Python<'_>, path: Name, follow_symlinks: bool) -> PyResult<Py<PyAny>> {
-        let metadata = self.with(py, |volume| match follow_symlinks {
-            true => volume.metadata(path),
-            false => volume.symlink_metadata(path),
-        })?;
-        stat_fields(py, &metadata)
+    fn _stat(&self, py: Python<'_>, path: Place, follow_symlinks: bool) -> PyResult<Py<PyAny>> {
+        stat_fields(py, &self.metadata(py, &path, follow_symlinks)?)
+    }
+
+    /// When what a path leads to was created, in seconds since 1970.
+    fn created(&self, py: Python<'_>, path: Place) -> PyResult<f64> {
+        Ok(seconds(self.metadata(py, &path, true)?.created()))
+    }
+
+    /// The path as text; an exception if it belongs to another volume.
+    fn _text<'py>(&self, py: Python<'py>, path: Place) -> PyResult<Bound<'py, PyAny>> {
+        text(py, path.within(py, self)?.as_os_str())
     }
 
     /// Names, kinds and inode numbers of a directory's entries.
-    fn _entries<'py>(&self, py: Python<'py>, path: Name) -> PyResult<Vec<(Bound<'py, PyAny>, char, u64)>> {
-        let list = |volume: &Volume| volume.read_dir(path)?.collect::<quire::Result<Vec<_>>>();
-        let entries = self.with(py, list)?;
+    fn _entries<'py>(&self, py: Python<'py>, path: Place) -> PyResult<Vec<(Bound<'py, PyAny>, char, u64)>> {
+        let entries =
+            self.at(py, [&path], |volume, [path]| volume.read_dir(path)?.collect::<quire::Result<Vec<_>>>())?;
         entries
             .iter()
             .map(|entry| Ok((text(py, &entry.file_name())?, letter(entry.file_type()), entry.ino().0)))
@@ -312,83 +343,85 @@ impl NativeVolume {
     }
 
     #[pyo3(signature = (path, mode = 0o755))]
-    fn mkdir(&self, py: Python<'_>, path: Name, mode: u32) -> PyResult<()> {
-        self.with(py, |volume| {
-            volume.create_dir(&path)?;
-            if mode == 0o755 { Ok(()) } else { volume.set_permissions(&path, Permissions::from_mode(mode)) }
+    fn mkdir(&self, py: Python<'_>, path: Place, mode: u32) -> PyResult<()> {
+        self.at(py, [&path], |volume, [path]| {
+            volume.create_dir(path)?;
+            if mode == 0o755 { Ok(()) } else { volume.set_permissions(path, Permissions::from_mode(mode)) }
         })
     }
 
-    fn _makedirs(&self, py: Python<'_>, path: Name) -> PyResult<()> {
-        self.with(py, |volume| volume.create_dir_all(path))
+    fn _makedirs(&self, py: Python<'_>, path: Place) -> PyResult<()> {
+        self.at(py, [&path], |volume, [path]| volume.create_dir_all(path))
     }
 
-    fn rmdir(&self, py: Python<'_>, path: Name) -> PyResult<()> {
-        self.with(py, |volume| volume.remove_dir(path))
+    fn rmdir(&self, py: Python<'_>, path: Place) -> PyResult<()> {
+        self.at(py, [&path], |volume, [path]| volume.remove_dir(path))
     }
 
-    fn rmtree(&self, py: Python<'_>, path: Name) -> PyResult<()> {
-        self.with(py, |volume| volume.remove_dir_all(path))
+    fn rmtree(&self, py: Python<'_>, path: Place) -> PyResult<()> {
+        self.at(py, [&path], |volume, [path]| volume.remove_dir_all(path))
     }
 
-    fn unlink(&self, py: Python<'_>, path: Name) -> PyResult<()> {
-        self.with(py, |volume| volume.remove_file(path))
+    fn unlink(&self, py: Python<'_>, path: Place) -> PyResult<()> {
+        self.at(py, [&path], |volume, [path]| volume.remove_file(path))
     }
 
     #[pyo3(signature = (source, target, *, replace = true))]
-    fn rename(&self, py: Python<'_>, source: Name, target: Name, replace: bool) -> PyResult<()> {
+    fn rename(&self, py: Python<'_>, source: Place, target: Place, replace: bool) -> PyResult<()> {
         let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
-        self.with(py, |volume| volume.rename_with(source, target, flags))
+        self.at(py, [&source, &target], |volume, [source, target]| volume.rename_with(source, target, flags))
     }
 
-    fn exchange(&self, py: Python<'_>, one: Name, other: Name) -> PyResult<()> {
-        self.with(py, |volume| volume.rename_with(one, other, RenameFlags::EXCHANGE))
+    fn exchange(&self, py: Python<'_>, one: Place, other: Place) -> PyResult<()> {
+        self.at(py, [&one, &other], |volume, [one, other]| {
+            volume.rename_with(one, other, RenameFlags::EXCHANGE)
+        })
     }
 
-    fn link(&self, py: Python<'_>, source: Name, target: Name) -> PyResult<()> {
-        self.with(py, |volume| volume.hard_link(source, target))
+    fn link(&self, py: Python<'_>, source: Place, target: Place) -> PyResult<()> {
+        self.at(py, [&source, &target], |volume, [source, target]| volume.hard_link(source, target))
     }
 
-    fn symlink(&self, py: Python<'_>, source: Name, target: Name) -> PyResult<()> {
-        self.with(py, |volume| volume.symlink(source, target))
+    fn symlink(&self, py: Python<'_>, source: Place, target: Place) -> PyResult<()> {
+        self.at(py, [&source, &target], |volume, [source, target]| volume.symlink(source, target))
     }
 
-    fn readlink<'py>(&self, py: Python<'py>, path: Name) -> PyResult<Bound<'py, PyAny>> {
-        let target = self.with(py, |volume| volume.read_link(path))?;
+    fn readlink<'py>(&self, py: Python<'py>, path: Place) -> PyResult<Bound<'py, PyAny>> {
+        let target = self.at(py, [&path], |volume, [path]| volume.read_link(path))?;
         text(py, target.as_os_str())
     }
 
-    fn copyfile(&self, py: Python<'_>, source: Name, target: Name) -> PyResult<u64> {
-        self.with(py, |volume| volume.copy(source, target))
+    fn copyfile(&self, py: Python<'_>, source: Place, target: Place) -> PyResult<u64> {
+        self.at(py, [&source, &target], |volume, [source, target]| volume.copy(source, target))
     }
 
-    fn chmod(&self, py: Python<'_>, path: Name, mode: u32) -> PyResult<()> {
-        self.with(py, |volume| volume.set_permissions(path, Permissions::from_mode(mode)))
+    fn chmod(&self, py: Python<'_>, path: Place, mode: u32) -> PyResult<()> {
+        self.at(py, [&path], |volume, [path]| volume.set_permissions(path, Permissions::from_mode(mode)))
     }
 
     #[pyo3(signature = (path, uid = None, gid = None, *, follow_symlinks = true))]
     fn chown(
         &self,
         py: Python<'_>,
-        path: Name,
+        path: Place,
         uid: Option<u32>,
         gid: Option<u32>,
         follow_symlinks: bool,
     ) -> PyResult<()> {
-        self.with(py, |volume| match follow_symlinks {
+        self.at(py, [&path], |volume, [path]| match follow_symlinks {
             true => volume.chown(path, uid, gid),
             false => volume.lchown(path, uid, gid),
         })
     }
 
     /// Sets times, in nanoseconds since 1970.
-    fn _utime(&self, py: Python<'_>, path: Name, accessed: i64, modified: i64) -> PyResult<()> {
+    fn _utime(&self, py: Python<'_>, path: Place, accessed: i64, modified: i64) -> PyResult<()> {
         let times = FileTimes::new().set_accessed(time(accessed)).set_modified(time(modified));
-        self.with(py, |volume| volume.set_times(path, times))
+        self.at(py, [&path], |volume, [path]| volume.set_times(path, times))
     }
 
-    fn _properties(&self, py: Python<'_>, path: Name) -> PyResult<(u64, bool)> {
-        self.with(py, |volume| volume.properties(path)).map(property_fields)
+    fn _properties(&self, py: Python<'_>, path: Place) -> PyResult<(u64, bool)> {
+        self.at(py, [&path], |volume, [path]| volume.properties(path)).map(property_fields)
     }
 
     /// The most bytes, in whole blocks, that a group of writes may have: the free space.
@@ -400,23 +433,23 @@ impl NativeVolume {
     fn _getxattr<'py>(
         &self,
         py: Python<'py>,
-        path: Name,
+        path: Place,
         name: Name,
     ) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let value = self.with(py, |volume| volume.get_xattr(path, name))?;
+        let value = self.at(py, [&path], |volume, [path]| volume.get_xattr(path, name))?;
         Ok(value.map(|value| PyBytes::new(py, &value)))
     }
 
-    fn setxattr(&self, py: Python<'_>, path: Name, name: Name, value: &[u8]) -> PyResult<()> {
-        self.with(py, |volume| volume.set_xattr(path, name, value))
+    fn setxattr(&self, py: Python<'_>, path: Place, name: Name, value: &[u8]) -> PyResult<()> {
+        self.at(py, [&path], |volume, [path]| volume.set_xattr(path, name, value))
     }
 
-    fn removexattr(&self, py: Python<'_>, path: Name, name: Name) -> PyResult<()> {
-        self.with(py, |volume| volume.remove_xattr(path, name))
+    fn removexattr(&self, py: Python<'_>, path: Place, name: Name) -> PyResult<()> {
+        self.at(py, [&path], |volume, [path]| volume.remove_xattr(path, name))
     }
 
-    fn listxattr<'py>(&self, py: Python<'py>, path: Name) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let names = self.with(py, |volume| volume.list_xattrs(path))?;
+    fn listxattr<'py>(&self, py: Python<'py>, path: Place) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let names = self.at(py, [&path], |volume, [path]| volume.list_xattrs(path))?;
         names.iter().map(|name| text(py, name)).collect()
     }
 }

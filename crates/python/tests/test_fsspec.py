@@ -1,9 +1,11 @@
 """The fsspec file system, and the programs that open files through it."""
 
 import errno
+import pickle
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -130,8 +132,143 @@ def test_options_reach_the_volume(image: Path) -> None:
     with pytest.raises(OSError):
         fs.mkdir("/a")
     fs.volume.close()
+
+
+def test_options_count_for_an_open_volume(image: Path, url: str) -> None:
+    """Where the process had the volume open, all options were dropped: `snapshot=` showed the live volume and changed it, and
+    so did `read_only=True`.
+    """
+    with quire.Volume(image, commit_seconds=7) as volume:
+        (volume / "a").write_text("old")
+        volume.take_snapshot("monday")
+        (volume / "a").write_text("new")
+        monday = fsspec.filesystem("quire", image=str(image), snapshot="monday")
+        assert monday.cat("/a") == b"old" and monday.volume.read_only and monday.volume is not volume
+        with pytest.raises(OSError) as raised:
+            monday.pipe("/a", b"newer")
+        assert raised.value.errno == errno.EROFS
+        with fsspec.open(f"{url}/a", snapshot="monday") as file:
+            assert file.read() == b"old"
+        # A snapshot that is open is shared, too.
+        again = QuireFileSystem(str(image), snapshot="monday", read_only=True, skip_instance_cache=True)
+        assert again.volume is monday.volume
+        monday.volume.close()
+
+        read_only = fsspec.filesystem("quire", image=str(image), read_only=True)
+        assert read_only.cat("/a") == b"new" and read_only.find("/") == ["/a"]
+        changes: list[Callable[[], object]] = [
+            lambda: read_only.pipe("/a", b"newer"),
+            lambda: read_only.open("/a", "r+b"),
+            lambda: read_only.touch("/a", truncate=False),
+            lambda: read_only.cp("/a", "/b"),
+            lambda: read_only.mv("/a", "/b"),
+            lambda: read_only.rm("/a"),
+            lambda: read_only.mkdir("/b"),
+            lambda: read_only.makedirs("/b"),
+            lambda: read_only.rmdir("/b"),
+            lambda: read_only.link("/a", "/b"),
+            lambda: read_only.symlink("/a", "/b"),
+        ]
+        for change in changes:
+            with pytest.raises(OSError) as raised:
+                change()
+            assert raised.value.errno == errno.EROFS
+        assert volume.listdir() == ["a"] and (volume / "a").read_text() == "new"
+
+        same = fsspec.filesystem("quire", image=str(image), commit_seconds=7, access_times="relative")
+        assert same.volume is volume
+        other = fsspec.filesystem("quire", image=str(image), commit_seconds=8)
+        with pytest.raises(ValueError, match="commit_seconds=7, and commit_seconds=8 is asked for"):
+            other.ls("/")
+        with pytest.raises(ValueError, match="snapshot=None"):
+            fsspec.filesystem("quire", volume=volume, snapshot="monday")
+    with quire.Volume(image, read_only=True), pytest.raises(ValueError, match="read_only=True, and read_only=False"):
+        fsspec.filesystem("quire", image=str(image), read_only=False).ls("/")
+
+
+def test_options_that_nobody_knows_are_refused(image: Path) -> None:
+    """They were dropped where the volume was open."""
+    with quire.Volume(image) as volume:
+        for option in ({"cache": "much"}, {"_beside": volume}):
+            for given in ({"image": str(image)}, {"volume": volume}):
+                with pytest.raises(TypeError, match="no|option"):
+                    fsspec.filesystem("quire", **given, **option)
+
+
+def test_a_relative_image_is_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fsspec kept the file system of a relative image by that text, and gave it to a program that had changed its directory
+    since: the program wrote into the other image. A pickle was of the image that the receiver's directory had.
+    """
+    systems = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        quire.mkfs("data.img", size=64 << 20)
+        fs = fsspec.filesystem("quire", image="data.img")
+        fs.pipe("/name", name.encode())
+        assert QuireFileSystem(Path("data.img")) is fs
+        systems.append(fs)
+    one, two = systems
+    assert (one.cat("/name"), two.cat("/name")) == (b"one", b"two") and one != two
+    for travelled in (pickle.loads(pickle.dumps(one)), fsspec.AbstractFileSystem.from_json(one.to_json())):
+        assert travelled is one
+    for fs in systems:
+        fs.volume.close()
+
+
+def test_a_given_volume_stays_the_one(image: Path) -> None:
+    """A file system of a snapshot or of a read-only volume became the live volume, and writable, when that was closed. Two
+    volumes of one image, a snapshot and the live one for example, were one file system for fsspec.
+    """
+    with quire.Volume(image) as volume:
+        (volume / "a").write_text("old")
+        volume.take_snapshot("monday")
+        (volume / "a").write_text("new")
+        live = fsspec.filesystem("quire", volume=volume)
+        with volume.open_snapshot("monday") as snapshot:
+            monday = fsspec.filesystem("quire", volume=snapshot)
+            assert (live.cat("/a"), monday.cat("/a")) == (b"new", b"old") and live != monday
+            read_only = fsspec.filesystem("quire", volume=volume, read_only=True)
+            with pytest.raises(OSError, match="read_only=True"):
+                read_only.rm("/a")
+        with pytest.raises(ValueError, match="closed"):
+            monday.cat("/a")
+    with pytest.raises(ValueError, match="closed"):
+        live.pipe("/a", b"newer")
+    with quire.Volume(image) as volume:
+        assert fsspec.filesystem("quire", volume=volume).cat("/a") == b"new"
+
+
+def test_what_files_of_fsspec_take_and_have(fs: QuireFileSystem) -> None:
+    """Options that fsspec's own files take were refused, `read_block` failed, and there was no `created`."""
+    before = time.time()
+    fs.mkdir("/dir")
+    fs.pipe("/dir/a", b"one\ntwo\nthree\n")
+    with fs.open("/dir/a", cache_type="readahead", fill_cache=False, size=14, block_size=1 << 20) as file:
+        assert (file.size, file.path, file.fs) == (14, "/dir/a", fs) and file.read() == b"one\ntwo\nthree\n"
+    with fs.open("/dir/a", buffering=0) as file:
+        assert file.size == 14
+    with fs.transaction, fs.open("/dir/b", "wb", cache_type="none") as file:
+        assert (file.path, file.fs) == ("/dir/b", fs)
     with pytest.raises(TypeError):
-        fsspec.filesystem("quire", image=str(image), cache="much").ls("/")
+        fs.open("/dir/a", cash_type="none")
+    assert fs.read_block("/dir/a", 4, 3) == b"two" and fs.read_block("/dir/a", 3, 3, b"\n") == b"two\n"
+    assert before - 60 < fs.info("/dir/a")["created"] < time.time() + 60
+    assert abs(fs.created("/dir/a").timestamp() - fs.info("/dir/a")["created"]) < 1e-3
+
+
+def test_directories_that_files_lack(image: Path) -> None:
+    """There was no `auto_mkdir`, which zarr and others need."""
+    fs = fsspec.filesystem("quire", image=str(image), auto_mkdir=True)
+    fs.pipe("/a/b/c", b"1")
+    fs.cp_file("/a/b/c", "/d/e")
+    with fs.transaction:
+        fs.pipe("/f/g", b"2")
+    assert fs.find("/") == ["/a/b/c", "/d/e", "/f/g"]
+    with pytest.raises(FileNotFoundError):
+        fs.open("/none/a")
+    assert not fs.exists("/none")
+    fs.volume.close()
 
 
 def test_what_file_systems_do(fs: QuireFileSystem, tmp_path: Path) -> None:
@@ -309,8 +446,8 @@ def test_threads_open_a_volume_once(image: Path, monkeypatch: pytest.MonkeyPatch
     """Each of two threads found no open volume, and the second that opened one was told that it is busy."""
     opened = quire._volume.opened
 
-    def slowly(path: str) -> quire.Volume | None:
-        found = opened(path)
+    def slowly(path: str, snapshot: str | None = None) -> quire.Volume | None:
+        found = opened(path, snapshot)
         time.sleep(0.05)
         return found
 
@@ -353,8 +490,6 @@ def test_what_is_moved_into_a_directory(fs: QuireFileSystem) -> None:
 
 
 def test_file_systems_are_shared_and_travel(image: Path, url: str) -> None:
-    import pickle
-
     fs = fsspec.filesystem("quire", image=str(image))
     assert fs is fsspec.filesystem("quire", image=str(image))
     fs.pipe_file("/a", b"1")

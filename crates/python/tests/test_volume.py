@@ -1,18 +1,22 @@
 """Volumes and names."""
 
 import errno
+import gc
 import multiprocessing
 import os
 import stat
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import quire
+from quire.fs import QuireFileSystem
 
 
 def test_mkfs_tells_what_it_made(tmp_path: Path) -> None:
@@ -108,7 +112,7 @@ def test_no_volume_there(tmp_path: Path) -> None:
 
 def test_names(volume: quire.Volume) -> None:
     volume.makedirs("a/b/c")
-    volume.makedirs("a/b/c")
+    volume.makedirs("a/b/c", exist_ok=True)
     with pytest.raises(FileExistsError):
         volume.makedirs("a/b", exist_ok=False)
     with pytest.raises(FileExistsError):
@@ -143,6 +147,127 @@ def test_names(volume: quire.Volume) -> None:
     assert [directory for directory, _, _ in volume.walk("a")] == ["a", "a/two", "a/two/c"]
     volume.rmtree("a")
     assert not volume.exists("a")
+
+
+@pytest.mark.parametrize("through", ["volume", "path", "mkdir of fsspec", "makedirs of fsspec"])
+def test_one_of_several_threads_makes_a_directory(volume: quire.Volume, through: str) -> None:
+    """Several threads that made the same directory, parents included, all succeeded: none knew whether it was its own."""
+    fs = QuireFileSystem(volume=volume)
+    calls: dict[str, Callable[[str], object]] = {
+        "volume": volume.makedirs,
+        "path": lambda name: volume.path(name).mkdir(parents=True),
+        "mkdir of fsspec": fs.mkdir,
+        "makedirs of fsspec": fs.makedirs,
+    }
+    make = calls[through]
+    threads_at_once = 4
+    barrier = threading.Barrier(threads_at_once)
+    made: list[str] = []
+
+    def work() -> None:
+        for number in range(100):
+            barrier.wait(60)
+            with suppress(FileExistsError):
+                make(f"{number}/below")
+                made.append(f"{number}/below")
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(threads_at_once)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert sorted(made) == sorted(f"{number}/below" for number in range(100))
+
+
+def test_makedirs_is_that_of_os(volume: quire.Volume, tmp_path: Path) -> None:
+    """A file in the place of the directory was no `FileExistsError`, and an existing directory was no error."""
+    (volume / "file").touch()
+    (tmp_path / "file").touch()
+    for path, exist_ok in (("file", True), ("file", False), ("file/a", True), ("a/b", False), ("a/b", False), ("a/b/.", True)):
+        outcomes: list[int | None] = []
+        for makedirs, root in ((volume.makedirs, ""), (os.makedirs, str(tmp_path))):
+            try:
+                makedirs(os.path.join(root, path), exist_ok=exist_ok)
+                outcomes.append(None)
+            except OSError as error:
+                outcomes.append(error.errno)
+        assert outcomes[0] == outcomes[1], (path, exist_ok)
+    volume.makedirs("c/d", 0o700)
+    assert stat.S_IMODE(volume.stat("c/d").st_mode) == 0o700 and stat.S_IMODE(volume.stat("c").st_mode) == 0o755
+
+
+def test_errors_have_the_names(volume: quire.Volume, tmp_path: Path) -> None:
+    """`filename` of errors was None, and a program that printed it, or made the missing directory, had nothing."""
+    with pytest.raises(FileNotFoundError) as raised:
+        volume.open("none/a")
+    assert raised.value.filename == "none/a" and str(raised.value).endswith(": 'none/a'")
+    # The name stands there once.
+    assert str(raised.value).count("none/a") == 1
+    for call in (volume.rename, volume.link, volume.exchange, volume.copyfile):
+        with pytest.raises(FileNotFoundError) as raised:
+            call("one", "two")
+        assert (raised.value.filename, raised.value.filename2) == ("one", "two")
+        assert str(raised.value).endswith(": 'one' -> 'two'")
+    with pytest.raises(FileNotFoundError) as raised:
+        volume.stat(b"caf\xe9")
+    assert raised.value.filename == os.fsdecode(b"caf\xe9")
+    volume.path("a").touch()
+    with pytest.raises(OSError, match="no attribute user.b: 'a'"):
+        volume.getxattr("a", "user.b")
+    with pytest.raises(FileNotFoundError) as raised:
+        quire.Volume(tmp_path / "none.img")
+    assert raised.value.filename == str(tmp_path / "none.img")
+
+
+def test_images_without_sense(tmp_path: Path) -> None:
+    """A name with a null byte was an error of the device."""
+    for call in (quire.Volume, lambda image: quire.mkfs(image, 64 << 20), lambda image: quire.set_label(image, "x")):
+        with pytest.raises(ValueError, match="null byte"):
+            call("a\0b")
+
+
+def test_what_a_volume_is_shown_as(image: Path) -> None:
+    """A snapshot was shown as the volume itself."""
+    with quire.Volume(image) as volume:
+        volume.take_snapshot("monday")
+        with volume.open_snapshot("monday") as monday:
+            assert repr(monday) == f"<quire.Volume image='{image}' snapshot='monday'>"
+    assert repr(volume) == f"<quire.Volume image='{image}' closed>"
+
+
+def test_volumes_that_nobody_closes(image: Path) -> None:
+    """Nobody was told of them."""
+    volume = quire.Volume(image)
+    with pytest.warns(ResourceWarning, match="unclosed volume .*data.img"):
+        del volume
+    # One that the file system of fsspec has opened is not the program's to close.
+    fs = QuireFileSystem(str(image), skip_instance_cache=True)
+    fs.ls("/")
+    del fs
+    gc.collect()
+    with quire.Volume(image, read_only=True) as volume:
+        assert volume.info().clean
+
+
+def test_a_walk_is_that_of_os(volume: quire.Volume, tmp_path: Path) -> None:
+    """`walk` had links to directories among the files. `pathlib` has them there, and `os.walk` among the directories."""
+    for place in (volume.path(), tmp_path):
+        (place / "top" / "dir" / "below").mkdir(parents=True)
+        (place / "top" / "link").symlink_to("dir")
+        (place / "top" / "broken").symlink_to("nowhere")
+        (place / "top" / "file").touch()
+
+    def seen(walk: Iterable[tuple[str, list[str], list[str]]]) -> list[tuple[str, list[str], list[str]]]:
+        return sorted((os.path.basename(top), sorted(names), sorted(files)) for top, names, files in walk)
+
+    assert seen(volume.walk("top")) == seen(os.walk(tmp_path / "top"))
+    tree = {str(top): (names, sorted(files)) for top, names, files in volume.path("top").walk()}
+    assert tree["/top"] == (["dir"], ["broken", "file", "link"]) and list(tree) == ["/top", "/top/dir", "/top/dir/below"]
 
 
 def test_names_that_are_no_text(volume: quire.Volume) -> None:
@@ -206,9 +331,9 @@ def test_space_and_numbers(volume: quire.Volume) -> None:
 def test_a_walk_skips_what_has_vanished(volume: quire.Volume) -> None:
     """A walk raised when somebody removed a directory, or replaced it by a file, before the walk came to it."""
     for walk in (volume.walk, lambda top: volume.path(top).walk()):
-        volume.makedirs("/top/a")
-        volume.makedirs("/top/b")
-        volume.makedirs("/top/c")
+        volume.makedirs("/top/a", exist_ok=True)
+        volume.makedirs("/top/b", exist_ok=True)
+        volume.makedirs("/top/c", exist_ok=True)
         found = []
         for directory, directories, _ in walk("/top"):
             found.append(str(directory))
@@ -267,8 +392,6 @@ def test_replacing_keeps_attributes_and_links(volume: quire.Volume) -> None:
 
 def test_transactions_of_fsspec_keep_attributes_and_links(volume: quire.Volume) -> None:
     """As above: a file that was written in a transaction is a new one, too."""
-    from quire.fs import QuireFileSystem
-
     fs = QuireFileSystem(volume=volume, skip_instance_cache=True)
 
     def replace(path: str, data: bytes) -> None:
@@ -292,6 +415,20 @@ def test_replacing_is_all_or_nothing(volume: quire.Volume) -> None:
     with volume.replacing("a", "w", encoding="utf-8") as file:
         file.write("new")
     assert (volume / "a").read_text() == "new" and volume.listdir() == ["a"]
+
+
+def test_replacing_writes_a_new_file(volume: quire.Volume) -> None:
+    """With the mode "a" the old contents were lost, and "x" replaced a file that was there."""
+    (volume / "a").write_text("old")
+    for mode in ("a", "r", "r+b", "ab"):
+        with pytest.raises(ValueError, match="mode"), volume.replacing("a", mode):
+            pass
+    with pytest.raises(FileExistsError), volume.replacing("a", "x") as file:
+        file.write("new")
+    assert (volume / "a").read_text() == "old" and volume.listdir() == ["a"]
+    with volume.replacing("b", "xb") as file:
+        file.write(b"new")
+    assert (volume / "b").read_bytes() == b"new"
 
 
 def child_of_a_fork(volume: quire.Volume, answer: "multiprocessing.Queue[str]") -> None:

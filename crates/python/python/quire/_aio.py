@@ -47,12 +47,14 @@ async def fsync_files(files: Iterable[File], *, data_only: bool = False) -> None
 
     Raises the first error. Buffered files are flushed by their own `flush` before; these are the raw ones.
     """
+    from ._file import _native_of
+
     files = list(files)
+    natives = [_native_of(file) for file in files]
     if not files:
         return
     volume = files[0].volume
     for file in files:
         if file.volume is not volume:
             raise ValueError("the files are on different volumes")
-    natives = [file._native for file in files]
     await syncing(lambda completions, future: completions.sync_files(volume, natives, data_only, future))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import warnings
 from typing import TYPE_CHECKING, Literal
 
 from ._aio import syncing
@@ -25,8 +26,15 @@ def _bytes(data: Buffer) -> bytes:
     return data if isinstance(data, bytes) else memoryview(data).tobytes()
 
 
-def _no_attribute(name: Name) -> OSError:
-    return OSError(errno.ENODATA, f"no attribute {os.fsdecode(name)}")
+def _no_attribute(name: Name, path: str) -> OSError:
+    return OSError(errno.ENODATA, f"no attribute {os.fsdecode(name)}", path)
+
+
+def _native_of(file: File) -> NativeFile:
+    """The file, raw: a buffer in front of it would hold bytes back."""
+    if not isinstance(file, File):
+        raise TypeError(f"a quire.File is needed, as buffering=0 gives, and not {type(file).__name__}")
+    return file._native
 
 
 class File(io.RawIOBase):
@@ -44,6 +52,17 @@ class File(io.RawIOBase):
 
     def __repr__(self) -> str:
         return f"<quire.File name={self.name!r} mode={self.mode!r}>"
+
+    def __del__(self) -> None:
+        try:
+            if not self.closed:
+                self._dealloc_warn(self)
+        finally:
+            super().__del__()
+
+    def _dealloc_warn(self, source: object) -> None:
+        """Warns of a file that nobody closed. A buffer in front of it that nobody closed calls it, too."""
+        warnings.warn(f"unclosed file {source!r}", ResourceWarning, stacklevel=2, source=source)
 
     # What io.RawIOBase needs.
 
@@ -199,7 +218,7 @@ class File(io.RawIOBase):
     def copy_range_to(self, offset: int, to: File, to_offset: int, length: int) -> int:
         """Copies a range to another file of the volume, or of this one; gives the count."""
         self._check_readable()
-        return self._native.copy_range_to(offset, to._native, to_offset, length)
+        return self._native.copy_range_to(offset, _native_of(to), to_offset, length)
 
     def advise(
         self,
@@ -228,7 +247,7 @@ class File(io.RawIOBase):
         """An extended attribute; an `OSError` with ENODATA if there is none."""
         value = self._native.getxattr(name)
         if value is None:
-            raise _no_attribute(name)
+            raise _no_attribute(name, self.name)
         return value
 
     def setxattr(self, name: Name, value: Buffer) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from ._aio import syncing
-from ._file import File, _bytes
-from ._native import NativeFile, NativeGroup
+from ._file import File, _bytes, _native_of
+from ._native import NativeGroup
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -77,13 +77,6 @@ class _Group:
     def abort(self) -> None:
         """Ends the group without a trace. Nothing happens if it has ended already."""
         self._native.abort()
-
-
-def _native_of(file: File) -> NativeFile:
-    """The file, raw: a buffer in front of it would hold bytes back."""
-    if not isinstance(file, File):
-        raise TypeError(f"a group takes a quire.File, as buffering=0 gives, and not {type(file).__name__}")
-    return file._native
 
 
 class Group(_Group):

@@ -5,21 +5,24 @@ A path is not an `os.PathLike`: the built-in `open` would look for it on the hos
 
 from __future__ import annotations
 
-import errno
 import os
-import re
+import stat
 from collections.abc import Iterator
-from functools import lru_cache, total_ordering
+from fnmatch import fnmatchcase
+from functools import total_ordering
+from glob import has_magic
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from typing_extensions import Buffer
 
     from ._properties import Cache, Properties, Untorn
     from ._volume import Volume
 
-    Part = str | os.PathLike[str]
+    Part: TypeAlias = "str | os.PathLike[str] | Path"
 
 
 @total_ordering
@@ -30,7 +33,7 @@ class Path:
 
     def __init__(self, volume: Volume, *parts: Part) -> None:
         self.volume = volume
-        self._pure = PurePosixPath("/", *parts)
+        self._pure = PurePosixPath("/", *map(_plain, parts))
 
     # What is known without looking.
 
@@ -57,13 +60,19 @@ class Path:
         return self._pure < other._pure
 
     def __truediv__(self, part: Part) -> Path:
-        return self._with(self._pure / part)
+        return self._with(self._pure / _plain(part))
 
     def joinpath(self, *parts: Part) -> Path:
-        return self._with(self._pure.joinpath(*parts))
+        return self._with(self._pure.joinpath(*map(_plain, parts)))
 
     def as_posix(self) -> str:
         return str(self)
+
+    def absolute(self) -> Path:
+        return self
+
+    def is_absolute(self) -> bool:
+        return True
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -102,11 +111,11 @@ class Path:
     def with_suffix(self, suffix: str) -> Path:
         return self._with(self._pure.with_suffix(suffix))
 
-    def relative_to(self, other: Path | Part) -> PurePosixPath:
+    def relative_to(self, other: Part) -> PurePosixPath:
         """The way from `other` to this path, without a volume."""
         return self._pure.relative_to(_pure(other))
 
-    def is_relative_to(self, other: Path | Part) -> bool:
+    def is_relative_to(self, other: Part) -> bool:
         return self._pure.is_relative_to(_pure(other))
 
     def match(self, pattern: str) -> bool:
@@ -132,6 +141,18 @@ class Path:
     def is_symlink(self) -> bool:
         return self.volume.islink(str(self))
 
+    def is_fifo(self) -> bool:
+        return self.volume._kind(self, True) == stat.S_IFIFO
+
+    def is_socket(self) -> bool:
+        return self.volume._kind(self, True) == stat.S_IFSOCK
+
+    def is_block_device(self) -> bool:
+        return self.volume._kind(self, True) == stat.S_IFBLK
+
+    def is_char_device(self) -> bool:
+        return self.volume._kind(self, True) == stat.S_IFCHR
+
     def samefile(self, other: Path) -> bool:
         return self.volume is other.volume and self.stat().st_ino == other.stat().st_ino
 
@@ -140,43 +161,51 @@ class Path:
             yield self / name
 
     def walk(self) -> Iterator[tuple[Path, list[str], list[str]]]:
-        for directory, directories, files in self.volume.walk(str(self)):
+        """As `pathlib.Path.walk`: links to directories are among the files, unlike in `Volume.walk`."""
+        for directory, directories, files in self.volume._walk(self, links_are_files=True):
             yield self._with(PurePosixPath(directory)), directories, files
 
     def glob(self, pattern: str) -> Iterator[Path]:
-        """Paths below this one that fit a pattern; `**` stands for any number of directories."""
-        if not pattern or pattern.startswith("/"):
-            raise ValueError(f"unacceptable pattern: {pattern!r}")
-        only_directories = pattern.endswith("/")
-        parts = PurePosixPath(pattern).parts
-        if parts[-1] == "**":
-            only_directories = True
-        fits = _pattern(parts)
-        deep = len(parts) if "**" not in parts else None
-        if parts[0] == "**" and fits.fullmatch("") and self.is_dir():
-            yield self
-        yield from self._below("", fits, deep, only_directories)
-
-    def _below(
-        self, way: str, fits: re.Pattern[str], deep: int | None, only_directories: bool
-    ) -> Iterator[Path]:
-        try:
-            entries = list(self.volume.scandir(str(self / way)))
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for entry in entries:
-            found = f"{way}/{entry.name}" if way else entry.name
-            is_directory = entry.is_dir(follow_symlinks=False)
-            if fits.fullmatch(found) and (is_directory or not only_directories or self._leads_to_dir(found)):
-                yield self / found
-            if is_directory and (deep is None or found.count("/") + 1 < deep):
-                yield from self._below(found, fits, deep, only_directories)
-
-    def _leads_to_dir(self, way: str) -> bool:
-        return (self / way).is_dir()
+        """Paths below this one that fit a pattern, as in Python 3.11: `**` stands for any number of directories, and does not
+        follow links. Directories that vanish meanwhile are skipped.
+        """
+        if not pattern:
+            raise ValueError(f"Unacceptable pattern: {pattern!r}")
+        return self._matching(*_parts(pattern))
 
     def rglob(self, pattern: str) -> Iterator[Path]:
-        return self.glob(f"**/{pattern}")
+        """As `glob` with `**/` before the pattern."""
+        return self._matching("**", *_parts(pattern))
+
+    def _matching(self, *parts: str) -> Iterator[Path]:
+        """What fits a pattern below this path. The last part is empty if only directories fit."""
+        if not parts or parts == ("",):
+            yield self
+            return
+        part, rest = parts[0], parts[1:]
+        if part == "**":
+            # Another `**` behind this one leads to the same paths from several directories.
+            repeats = "**" in rest
+            found: set[Path] = set()
+            for directory, _, _ in self.walk():
+                for path in directory._matching(*rest):
+                    if not repeats:
+                        yield path
+                    elif path not in found:
+                        found.add(path)
+                        yield path
+        elif not has_magic(part):
+            path = self / part
+            if path.is_dir() if rest else path.exists():
+                yield from path._matching(*rest)
+        else:
+            try:
+                entries = list(self.volume.scandir(self))
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            for entry in entries:
+                if fnmatchcase(entry.name, part) and (not rest or entry.is_dir()):
+                    yield from (self / entry.name)._matching(*rest)
 
     def readlink(self) -> str:
         return self.volume.readlink(str(self))
@@ -217,9 +246,9 @@ class Path:
         with self.open("w", -1, encoding, errors, newline) as file:
             return int(file.write(data))
 
-    def touch(self, *, exist_ok: bool = True) -> None:
+    def touch(self, mode: int = 0o644, exist_ok: bool = True) -> None:
         try:
-            self.volume.open(str(self), "xb", 0).close()
+            self.volume.open(str(self), "xb", 0, permissions=mode).close()
         except FileExistsError:
             if not exist_ok:
                 raise
@@ -229,7 +258,7 @@ class Path:
 
     def mkdir(self, mode: int = 0o755, parents: bool = False, exist_ok: bool = False) -> None:
         if parents:
-            self.volume.makedirs(str(self.parent))
+            return self.volume.makedirs(str(self), mode, exist_ok)
         try:
             self.volume.mkdir(str(self), mode)
         except FileExistsError:
@@ -250,22 +279,20 @@ class Path:
             if not missing_ok:
                 raise
 
-    def rename(self, target: Path | Part) -> Path:
+    def rename(self, target: Part) -> Path:
         """Renames, atomically, over what has the new name; gives the new path."""
-        if isinstance(target, Path) and target.volume is not self.volume:
-            raise OSError(errno.EXDEV, "the paths are on different volumes", str(self), None, str(target))
-        new = self._with(_pure(target))
-        self.volume.rename(str(self), str(new))
+        new = target if isinstance(target, Path) else self._with(_pure(target))
+        self.volume.rename(self, new)
         return new
 
-    def replace(self, target: Path | Part) -> Path:
+    def replace(self, target: Part) -> Path:
         return self.rename(target)
 
-    def symlink_to(self, target: Path | Part) -> None:
+    def symlink_to(self, target: Part) -> None:
         self.volume.symlink(str(target), str(self))
 
-    def hardlink_to(self, target: Path | Part) -> None:
-        self.volume.link(str(_pure(target)), str(self))
+    def hardlink_to(self, target: Part) -> None:
+        self.volume.link(target, self)
 
     def chmod(self, mode: int) -> None:
         self.volume.chmod(str(self), mode)
@@ -293,46 +320,19 @@ class Path:
         self.volume.set_properties(str(self), untorn=untorn, cache=cache)
 
 
-def _pure(path: Path | Part) -> PurePosixPath:
-    return path._pure if isinstance(path, Path) else PurePosixPath("/", path)
+def _plain(part: Part) -> str | os.PathLike[str]:
+    return part._pure if isinstance(part, Path) else part
 
 
-@lru_cache(maxsize=256)
-def _pattern(parts: tuple[str, ...]) -> re.Pattern[str]:
-    """What the relative paths that fit the parts of a pattern look like."""
-    text = ""
-    for index, part in enumerate(parts):
-        last = index + 1 == len(parts)
-        if part == "**":
-            if index and parts[index - 1] == "**":
-                continue
-            if not last and set(parts[index:]) != {"**"}:
-                text += "(?:[^/]+/)*"
-            elif text:
-                # What stands before it fits, too.
-                text = text.removesuffix("/") + "(?:/[^/]+)*"
-            else:
-                text += "(?:[^/]+(?:/[^/]+)*)?"
-        else:
-            text += _component(part) + ("" if last else "/")
-    return re.compile(text, re.DOTALL)
+def _pure(path: Part) -> PurePosixPath:
+    return PurePosixPath("/", _plain(path))
 
 
-def _component(part: str) -> str:
-    """A shell pattern for one name as a regular expression."""
-    text, at = "", 0
-    while at < len(part):
-        letter = part[at]
-        at += 1
-        end = part.find("]", at + 1 + part.startswith("!", at)) if letter == "[" else -1
-        if letter == "*":
-            text += "[^/]*"
-        elif letter == "?":
-            text += "[^/]"
-        elif end > 0:
-            letters = part[at:end].replace("\\", r"\\").replace("[", r"\[").replace("^", r"\^")
-            text += "[" + ("^" + letters[1:] if letters.startswith("!") else letters) + "]"
-            at = end + 1
-        else:
-            text += re.escape(letter)
-    return text
+def _parts(pattern: str) -> tuple[str, ...]:
+    """The parts of a pattern, and an empty one if a slash ends it."""
+    parts = PurePosixPath(pattern).parts
+    if pattern.startswith("/"):
+        raise NotImplementedError("Non-relative patterns are unsupported")
+    if any("**" in part and part != "**" for part in parts):
+        raise ValueError("Invalid pattern: '**' can only be an entire path component")
+    return (*parts, "") if pattern.endswith("/") else parts

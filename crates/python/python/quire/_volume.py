@@ -9,16 +9,18 @@ import os
 import stat
 import time
 import uuid
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TextIO, overload
 
 from . import _native
 from ._aio import syncing
 from ._file import File, _bytes, _no_attribute
-from ._name import Name
+from ._name import Name, PathName
 from ._properties import Properties, _set
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer, Self
 
     from ._group import Commit, Group
-    from ._path import Path
+    from ._path import Part, Path
     from ._properties import Cache, Untorn
 
     TextMode: TypeAlias = Literal["r", "w", "a", "x", "r+", "w+", "a+", "x+", "rt", "wt", "at", "xt"]
@@ -42,8 +44,8 @@ _LINKS_MAX = 40
 #: Bytes of the buffers that `Volume.open` makes.
 BUFFER_SIZE = 128 << 10
 
-#: Volumes that this process has open for writing or reading, by device and inode of their image.
-_open: weakref.WeakValueDictionary[tuple[object, ...], Volume] = weakref.WeakValueDictionary()
+#: Volumes that this process has open for writing or reading, by device and inode of their image and the name of a snapshot.
+_open: weakref.WeakValueDictionary[tuple[object, str | None], Volume] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True)
@@ -180,15 +182,29 @@ class Volume(_native.NativeVolume):
         _beside: Volume | None = None,
     ) -> None:
         # The base class has opened it, with these options.
-        self.image = os.fspath(image) if _is_address(image) else os.path.abspath(image)
+        self.image = absolute(image)
         self.snapshot = snapshot
+        self._options: dict[str, Any] = {
+            "read_only": read_only,
+            "cache_bytes": cache_bytes,
+            "node_cache_bytes": node_cache_bytes,
+            "discard": discard,
+            "access_times": access_times,
+            "lazy_times": lazy_times,
+            "commit_seconds": commit_seconds,
+        }
+        #: Whether a program that forgets to close it is warned.
+        self._warns = True
         self._files: weakref.WeakSet[Any] = weakref.WeakSet()
-        identity = _identity(self.image)
-        self._identity = identity if snapshot is None else (*identity, snapshot)
-        _open[self._identity] = self
+        _open[_identity(self.image), snapshot] = self
 
     def __repr__(self) -> str:
-        return f"<quire.Volume image={self.image!r}{' closed' if self.closed else ''}>"
+        snapshot = "" if self.snapshot is None else f" snapshot={self.snapshot!r}"
+        return f"<quire.Volume image={self.image!r}{snapshot}{' closed' if self.closed else ''}>"
+
+    def __del__(self) -> None:
+        if getattr(self, "_warns", False) and self._of_this_process() and not self.closed:
+            warnings.warn(f"unclosed volume {self!r}", ResourceWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> Self:
         return self
@@ -221,10 +237,10 @@ class Volume(_native.NativeVolume):
             if failed is not None:
                 raise failed
 
-    def __truediv__(self, name: str | os.PathLike[str]) -> Path:
+    def __truediv__(self, name: Part) -> Path:
         return self.path() / name
 
-    def path(self, *parts: str | os.PathLike[str]) -> Path:
+    def path(self, *parts: Part) -> Path:
         """A path with the methods of `pathlib.Path`."""
         from ._path import Path
 
@@ -263,14 +279,14 @@ class Volume(_native.NativeVolume):
         """Opens a snapshot of this volume for reading, while the volume is in use. It cannot be deleted until the result
         is closed, which may be later than this volume is.
         """
-        return Volume(self.image, snapshot=name, _beside=self)
+        return Volume(self.image, snapshot=name, _beside=self, **self._options)
 
     # Files.
 
     @overload
     def open(
         self,
-        path: Name,
+        path: PathName,
         mode: TextMode = "r",
         buffering: int = -1,
         encoding: str | None = None,
@@ -285,7 +301,7 @@ class Volume(_native.NativeVolume):
     @overload
     def open(  # type: ignore[overload-overlap]  # As the built-in `open` is typed.
         self,
-        path: Name,
+        path: PathName,
         mode: BytesMode,
         buffering: Literal[0],
         encoding: None = None,
@@ -300,7 +316,7 @@ class Volume(_native.NativeVolume):
     @overload
     def open(
         self,
-        path: Name,
+        path: PathName,
         mode: BytesMode,
         buffering: int = -1,
         encoding: None = None,
@@ -315,7 +331,7 @@ class Volume(_native.NativeVolume):
     @overload
     def open(
         self,
-        path: Name,
+        path: PathName,
         mode: str,
         buffering: int = -1,
         encoding: str | None = None,
@@ -329,7 +345,7 @@ class Volume(_native.NativeVolume):
 
     def open(
         self,
-        path: Name,
+        path: PathName,
         mode: str = "r",
         buffering: int = -1,
         encoding: str | None = None,
@@ -347,7 +363,7 @@ class Volume(_native.NativeVolume):
         created gets `permissions`.
         """
         what = _mode(mode, buffering, encoding, errors, newline)
-        name = os.fsdecode(path)
+        name = self._text(path)
         native = self._open(
             path,
             "r" in what or "+" in what,
@@ -363,11 +379,11 @@ class Volume(_native.NativeVolume):
         if native.is_dir():
             native.close()
             raise IsADirectoryError(errno.EISDIR, "it is a directory", name)
-        raw = File(self, native, name, what)
+        raw = File(self, native, name, _raw_mode(what))
         if buffering == 0:
             self._files.add(raw)
             return raw
-        size = BUFFER_SIZE if buffering in (-1, 1) else buffering
+        size = BUFFER_SIZE if buffering < 0 or buffering == 1 else buffering
         buffered: io.BufferedRandom | io.BufferedReader | io.BufferedWriter
         if "+" in what:
             buffered = io.BufferedRandom(raw, size)
@@ -398,14 +414,16 @@ class Volume(_native.NativeVolume):
         return Group(self, commit, within)
 
     @contextmanager
-    def replacing(self, path: Name, mode: str = "wb", **options: Any) -> Iterator[Any]:
+    def replacing(self, path: PathName, mode: str = "wb", **options: Any) -> Iterator[Any]:
         """Replaces a file at once: `with volume.replacing(path) as file` writes a new one beside it, makes that durable,
         and renames it over the old one. If the block raises, the old file stays.
 
         Where links lead to the old file, they stay, and the new one has its owner, extended attributes and mode, unless
-        `permissions` are given.
+        `permissions` are given. The modes are those with "w", and with "x" for a file that must be new.
         """
-        name = followed(self, os.fsdecode(path))
+        if not {"w", "x"} & set(mode):
+            raise ValueError(f"invalid mode for a file that replaces another: {mode!r}")
+        name = followed(self, self._text(path))
         unfinished = beside(name)
         try:
             with self.open(unfinished, mode.replace("w", "x"), **options) as file:
@@ -414,7 +432,7 @@ class Volume(_native.NativeVolume):
                 file.flush()
                 raw = getattr(file, "buffer", file)
                 getattr(raw, "raw", raw).fsync()
-            self.rename(unfinished, name)
+            self.rename(unfinished, name, replace="x" not in mode)
         except BaseException:
             if self.lexists(unfinished):
                 self.unlink(unfinished)
@@ -422,35 +440,35 @@ class Volume(_native.NativeVolume):
 
     # Names.
 
-    def stat(self, path: Name, *, follow_symlinks: bool = True) -> os.stat_result:
+    def stat(self, path: PathName, *, follow_symlinks: bool = True) -> os.stat_result:
         """What `os.stat` shows."""
         return os.stat_result(self._stat(path, follow_symlinks))
 
-    def lstat(self, path: Name) -> os.stat_result:
+    def lstat(self, path: PathName) -> os.stat_result:
         """What `os.lstat` shows."""
         return self.stat(path, follow_symlinks=False)
 
-    def exists(self, path: Name) -> bool:
+    def exists(self, path: PathName) -> bool:
         """Whether a path leads to something."""
         return self._kind(path, True) is not None
 
-    def lexists(self, path: Name) -> bool:
+    def lexists(self, path: PathName) -> bool:
         """Whether there is something of that name, a link that leads nowhere included."""
         return self._kind(path, False) is not None
 
-    def isdir(self, path: Name) -> bool:
+    def isdir(self, path: PathName) -> bool:
         """Whether a path leads to a directory."""
         return self._kind(path, True) == 0o040000
 
-    def isfile(self, path: Name) -> bool:
+    def isfile(self, path: PathName) -> bool:
         """Whether a path leads to a regular file."""
         return self._kind(path, True) == 0o100000
 
-    def islink(self, path: Name) -> bool:
+    def islink(self, path: PathName) -> bool:
         """Whether a path names a symbolic link."""
         return self._kind(path, False) == 0o120000
 
-    def _kind(self, path: Name, follow_symlinks: bool) -> int | None:
+    def _kind(self, path: PathName, follow_symlinks: bool) -> int | None:
         try:
             return self._stat(path, follow_symlinks)[0] & 0o170000
         except (FileNotFoundError, NotADirectoryError):
@@ -460,43 +478,56 @@ class Volume(_native.NativeVolume):
                 return None
             raise
 
-    def listdir(self, path: Name = "/") -> list[str]:
+    def listdir(self, path: PathName = "/") -> list[str]:
         """The names in a directory."""
         return [name for name, _, _ in self._entries(path)]
 
-    def scandir(self, path: Name = "/") -> Iterator[DirEntry]:
+    def scandir(self, path: PathName = "/") -> Iterator[DirEntry]:
         """The entries of a directory."""
-        directory = os.fsdecode(path)
+        directory = self._text(path)
         for name, kind, inode in self._entries(path):
             yield DirEntry(name, os.path.join(directory, name), kind, inode, self)
 
-    def walk(self, top: Name = "/") -> Iterator[tuple[str, list[str], list[str]]]:
-        """Directories below `top`, top down, as `os.walk`: links to directories are not followed, and a directory that is not
-        there, or has vanished meanwhile, is skipped.
+    def walk(self, top: PathName = "/") -> Iterator[tuple[str, list[str], list[str]]]:
+        """Directories below `top`, top down, as `os.walk`: links to directories are among the directories and not followed,
+        and a directory that is not there, or has vanished meanwhile, is skipped.
         """
-        waiting = [os.fsdecode(top)]
+        return self._walk(top, links_are_files=False)
+
+    def _walk(self, top: PathName, links_are_files: bool) -> Iterator[tuple[str, list[str], list[str]]]:
+        waiting = [self._text(top)]
         while waiting:
             directory = waiting.pop()
             directories: list[str] = []
             files: list[str] = []
+            links: set[str] = set()
             try:
                 entries = self._entries(directory)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             for name, kind, _ in entries:
-                (directories if kind == "d" else files).append(name)
+                if kind == "l" and not links_are_files and self.isdir(os.path.join(directory, name)):
+                    links.add(name)
+                (directories if kind == "d" or name in links else files).append(name)
             yield directory, directories, files
-            waiting.extend(os.path.join(directory, name) for name in reversed(directories))
+            waiting.extend(os.path.join(directory, name) for name in reversed(directories) if name not in links)
 
-    def makedirs(self, path: Name, *, exist_ok: bool = True) -> None:
-        """Creates a directory and those above it that are missing."""
-        if not exist_ok and self.lexists(path):
-            raise FileExistsError(errno.EEXIST, "the name is taken", os.fsdecode(path))
-        self._makedirs(path)
+    def makedirs(self, path: PathName, mode: int = 0o755, exist_ok: bool = False) -> None:
+        """Creates a directory and those above it that are missing, as `os.makedirs`.
+
+        Of several that create one directory at the same time without `exist_ok`, one succeeds.
+        """
+        pure = PurePosixPath(self._text(path))
+        self._makedirs(pure.parent)
+        try:
+            self.mkdir(pure, mode)
+        except FileExistsError:
+            if not exist_ok or not self.isdir(pure):
+                raise
 
     def utime(
         self,
-        path: Name,
+        path: PathName,
         times: tuple[float, float] | None = None,
         *,
         ns: tuple[int, int] | None = None,
@@ -508,12 +539,12 @@ class Volume(_native.NativeVolume):
             ns = (round(times[0] * 1e9), round(times[1] * 1e9)) if times else (time.time_ns(),) * 2
         self._utime(path, *ns)
 
-    def properties(self, path: Name) -> Properties:
+    def properties(self, path: PathName) -> Properties:
         """What is asked of a file or directory besides."""
         return Properties._of(self._properties(path))
 
     def set_properties(
-        self, path: Name, *, untorn: Untorn | None = None, cache: Cache | None = None
+        self, path: PathName, *, untorn: Untorn | None = None, cache: Cache | None = None
     ) -> None:
         """Changes the properties that are given.
 
@@ -523,14 +554,14 @@ class Volume(_native.NativeVolume):
         """
         _set(lambda name, value: self.setxattr(path, name, value), untorn, cache)
 
-    def getxattr(self, path: Name, name: Name) -> bytes:
+    def getxattr(self, path: PathName, name: Name) -> bytes:
         """An extended attribute; an `OSError` with ENODATA if there is none."""
         value = self._getxattr(path, name)
         if value is None:
-            raise _no_attribute(name)
+            raise _no_attribute(name, self._text(path))
         return value
 
-    def setxattr(self, path: Name, name: Name, value: Buffer) -> None:
+    def setxattr(self, path: PathName, name: Name, value: Buffer) -> None:
         """Sets an extended attribute; names begin with `user.`, `trusted.` or `security.`."""
         super().setxattr(path, name, _bytes(value))
 
@@ -547,15 +578,30 @@ def _mode(
             if given is not None:
                 raise ValueError(f"binary mode doesn't take an {name} argument")
         if buffering == 1:
-            raise ValueError("line buffering is for text mode")
+            warnings.warn(
+                "line buffering (buffering=1) isn't supported in binary mode, the default buffer size will be used",
+                RuntimeWarning,
+                stacklevel=3,
+            )
     elif buffering == 0:
         raise ValueError("can't have unbuffered text I/O")
     return letters[0] + ("+" if "+" in mode else "")
 
 
+def _raw_mode(what: str) -> str:
+    """What `io.FileIO` calls a mode."""
+    return {"w+": "rb+"}.get(what, what[0] + "b" + what[1:])
+
+
 def _is_address(image: str | os.PathLike[str]) -> bool:
     """Whether it is on a server, and no file."""
-    return os.fspath(image).startswith(("nbd://", "nbds://", "nbd+unix://", "nbds+unix://"))
+    return os.fsdecode(image).startswith(("nbd://", "nbds://", "nbd+unix://", "nbds+unix://"))
+
+
+def absolute(image: str | os.PathLike[str]) -> str:
+    """The address of an image, or its path from the root of the host."""
+    text = os.fsdecode(image)
+    return text if _is_address(text) else os.path.abspath(text)
 
 
 def _identity(image: str | os.PathLike[str]) -> tuple[object, ...]:
@@ -593,10 +639,10 @@ def take_over(volume: Volume, old: str, new: str, with_mode: bool = True) -> Non
         volume.chmod(new, stat.S_IMODE(found.st_mode))
 
 
-def opened(image: str | os.PathLike[str]) -> Volume | None:
-    """The volume of an image that this process has open already."""
+def opened(image: str | os.PathLike[str], snapshot: str | None = None) -> Volume | None:
+    """The volume of an image, or a snapshot of it, that this process has open already."""
     try:
-        volume = _open.get(_identity(image))
+        volume = _open.get((_identity(image), snapshot))
     except OSError:
         return None
     return volume if volume is not None and volume._of_this_process() and not volume.closed else None

@@ -6,7 +6,8 @@ IMAGE is a path of the host: `quire://data.img/t.parquet` is relative, `quire://
 ends at the first part that is no directory of the host. Where the image is given as an option (`image=`, or `volume=` for
 an open `quire.Volume`), the URL may have only the path in the volume.
 
-A volume that this process has open is shared, else it is opened with the first use, and closed when the program ends.
+A volume that this process has open is shared, else it is opened with the first use, and closed when the program ends. A
+snapshot of an open volume is opened beside it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from glob import has_magic
 from typing import Any
 
 from fsspec import AbstractFileSystem
-from fsspec.utils import stringify_path
+from fsspec.config import apply_config
+from fsspec.utils import stringify_path, tokenize
 
-from ._volume import Volume, _identity, _is_address, beside, followed, opened, take_over
+from ._volume import Volume, _identity, absolute, beside, followed, opened, take_over
 
 _PROTOCOL = "quire://"
+#: Options for the buffers of fsspec's own files, which programs pass to every file system. They have no effect here.
+_OF_BUFFERED_FILES = ("cache_type", "size", "fill_cache", "max_blocks")
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
 #: Held while a volume is looked for and opened: two threads would open it twice.
 _opening = threading.Lock()
@@ -52,11 +56,30 @@ def _plain(path: str) -> str:
     return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
-class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
+class _Identified(type(AbstractFileSystem)):  # type: ignore[misc]
+    """Gives fsspec arguments that identify the volume. It finds existing instances by the text of the arguments, and sends the
+    arguments to other processes. A relative path depends on the working directory, and two volumes may look the same.
+    """
+
+    def __call__(cls, image: Any = None, *arguments: Any, **options: Any) -> Any:
+        options = apply_config(cls, options if image is None else options | {"image": image})
+        if options.get("image") is not None:
+            options["image"] = absolute(stringify_path(options["image"]))
+        volume = options.get("volume")
+        if volume is None:
+            return super().__call__(*arguments, **options)
+        made = super().__call__(*arguments, **options | {"skip_instance_cache": True})
+        made._fs_token_ = tokenize(made._fs_token_, id(volume))
+        return made
+
+
+class QuireFileSystem(AbstractFileSystem, metaclass=_Identified):  # type: ignore[misc]
     """Files of a volume for fsspec, and so for pandas, pyarrow and others.
 
-    `image` is the path of the volume's image file or block device, or `volume` an open `quire.Volume`. `options` are those of
-    `quire.Volume`, `read_only=True` for example.
+    `image` is the path of the volume's image file or block device, or `volume` an open `quire.Volume`. With `auto_mkdir=True`
+    the directories above a file that is created are created, too. `options` are those of `quire.Volume`. If the process has
+    the volume open, `snapshot` opens a snapshot beside it, `read_only=True` refuses changes through this file system, and
+    other options must be those that the volume was opened with.
     """
 
     protocol = "quire"
@@ -69,6 +92,7 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
         *,
         volume: Volume | None = None,
         image_of_url: str | None = None,
+        auto_mkdir: bool = False,
         **options: Any,
     ) -> None:
         of_fsspec = {
@@ -77,6 +101,10 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
             if name in options
         }
         super().__init__(**of_fsspec)
+        known = Volume.__init__.__kwdefaults__ or {}
+        for name in options:
+            if name not in known or name.startswith("_"):
+                raise TypeError(f"neither quire.Volume nor the file system has an option {name!r}")
         #: A URL of another image is a mistake then; else it may be a path in the volume.
         self._is_of_url = volume is None and image is None
         if self._is_of_url:
@@ -85,13 +113,16 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
             raise ValueError(
                 "there is no image: the URL quire://IMAGE/path has none that exists, and neither image= nor volume= is given"
             )
+        #: A volume that was given is not opened again when it has been closed.
+        self._is_given = volume is not None
         self._volume = volume
         self._options = options
+        self.auto_mkdir = auto_mkdir
         if volume is not None:
             self.image = volume.image
+            self._compare(volume)
         else:
-            name = str(stringify_path(image))
-            self.image = name if _is_address(name) else os.path.abspath(name)
+            self.image = absolute(str(image))
         if image_of_url is not None and not self._is(image_of_url):
             raise ValueError(f"the URL leads into {image_of_url}, and the given image is {self.image}")
         # The class's own knows no image, and cuts a URL at any.
@@ -100,11 +131,41 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
     @property
     def volume(self) -> Volume:
         """The volume, opened if need be."""
-        if self._volume is None or self._volume.closed:
+        if self._volume is None or (self._volume.closed and not self._is_given):
             with _opening:
                 if self._volume is None or self._volume.closed:
-                    self._volume = opened(self.image) or Volume(self.image, **self._options)
+                    self._volume = self._opened()
         return self._volume
+
+    def _opened(self) -> Volume:
+        """The volume that is open already, or a snapshot of it; otherwise it is opened."""
+        snapshot = self._options.get("snapshot")
+        shared = opened(self.image, snapshot)
+        if shared is None and snapshot is not None and (live := opened(self.image)) is not None:
+            shared = live.open_snapshot(snapshot)
+            shared._warns = False
+        if shared is not None:
+            self._compare(shared)
+            return shared
+        volume = Volume(self.image, **self._options)
+        # The end of the program closes it.
+        volume._warns = False
+        return volume
+
+    def _compare(self, volume: Volume) -> None:
+        """Refuses a volume that is open with other options than those asked for. `_writable` enforces `read_only=True`."""
+        for name, value in self._options.items():
+            own = volume.snapshot if name == "snapshot" else volume._options[name]
+            fits = value == own or (name == "read_only" and (value or volume.snapshot is not None))
+            if not fits:
+                raise ValueError(f"the volume {volume.image} is open with {name}={own!r}, and {name}={value!r} is asked for")
+
+    @property
+    def _writable(self) -> Volume:
+        """The volume, for what changes it."""
+        if self._options.get("read_only"):
+            raise OSError(errno.EROFS, "the file system was made with read_only=True", self.image)
+        return self.volume
 
     @property
     def fsid(self) -> str:
@@ -179,6 +240,7 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
             "ino": found.st_ino,
             "nlink": found.st_nlink,
             "mtime": found.st_mtime,
+            "created": self.volume.created(path),
         }
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
@@ -214,6 +276,9 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def islink(self, path: str) -> bool:
         return self.volume.islink(self._strip_protocol(path))
 
+    def created(self, path: str) -> datetime:
+        return datetime.fromtimestamp(self.volume.created(self._strip_protocol(path)), timezone.utc)
+
     def modified(self, path: str) -> datetime:
         return datetime.fromtimestamp(self.info(path)["mtime"], timezone.utc)
 
@@ -238,15 +303,32 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
         **options: Any,
     ) -> Any:
         path = self._strip_protocol(path)
-        if autocommit or ("r" in mode and "+" not in mode):
-            return self.volume.open(path, mode, **options)
-        file = _Uncommitted(self.volume, path, mode, options)
-        if _uncommitted is not None:
-            _uncommitted.append(file)
-        if "r" in mode:
-            # Those of other modes fsspec itself adds to the transaction.
-            self.transaction.files.append(file)
+        for name in _OF_BUFFERED_FILES:
+            options.pop(name, None)
+        reads_only = "r" in mode and "+" not in mode
+        volume = self.volume if reads_only else self._writable
+        if "r" not in mode:
+            self._make_parent(path)
+        if autocommit or reads_only:
+            file = volume.open(path, mode, **options)
+        else:
+            uncommitted = _Uncommitted(volume, path, mode, options)
+            if _uncommitted is not None:
+                _uncommitted.append(uncommitted)
+            if "r" in mode:
+                # Those of other modes fsspec itself adds to the transaction.
+                self.transaction.files.append(uncommitted)
+            file = uncommitted
+        file.path, file.fs = path, self
+        if reads_only:
+            # `read_block` and others expect it.
+            file.size = file.seek(0, os.SEEK_END)
+            file.seek(0)
         return file
+
+    def _make_parent(self, path: str) -> None:
+        if self.auto_mkdir:
+            self._writable.makedirs(self._parent(path), exist_ok=True)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         with self.volume.open(self._strip_protocol(path), "rb", 0) as file:
@@ -263,34 +345,30 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if truncate or not self.volume.exists(path):
             self.open(path, "wb").close()
         else:
-            self.volume.utime(path)
+            self._writable.utime(path)
 
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
         path1, path2 = self._strip_protocol(path1), self._strip_protocol(path2)
+        self._make_parent(path2)
         if self.volume.isdir(path1):
-            self.volume.makedirs(path2)
+            self._writable.makedirs(path2, exist_ok=True)
         else:
-            self.volume.copyfile(path1, path2)
+            self._writable.copyfile(path1, path2)
 
     # Names.
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
-        path = self._strip_protocol(path)
-        if self.volume.lexists(path):
-            raise FileExistsError(path)
-        if create_parents:
-            self.volume.makedirs(path)
-        else:
-            self.volume.mkdir(path)
+        make = self._writable.makedirs if create_parents else self._writable.mkdir
+        make(self._strip_protocol(path))
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        self.volume.makedirs(self._strip_protocol(path), exist_ok=exist_ok)
+        self._writable.makedirs(self._strip_protocol(path), exist_ok=exist_ok)
 
     def rmdir(self, path: str) -> None:
-        self.volume.rmdir(self._strip_protocol(path))
+        self._writable.rmdir(self._strip_protocol(path))
 
     def rm_file(self, path: str) -> None:
-        self.volume.unlink(self._strip_protocol(path))
+        self._writable.unlink(self._strip_protocol(path))
 
     _rm = rm_file
 
@@ -300,11 +378,11 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
             found = [each] if not isinstance(each, str) or "*" not in each else self.expand_path(each)
             for one in found:
                 if not self.volume.isdir(one) or self.volume.islink(one):
-                    self.volume.unlink(one)
+                    self._writable.unlink(one)
                 elif recursive:
-                    self.volume.rmtree(one)
+                    self._writable.rmtree(one)
                 else:
-                    raise IsADirectoryError(f"{one} is a directory; remove it with recursive=True")
+                    raise IsADirectoryError(errno.EISDIR, "remove a directory with recursive=True", one)
 
     def mv(self, path1: Any, path2: Any, **_: Any) -> None:
         """Renames a file or directory, or moves it into `path2` if that is a directory. Several, of a list or a pattern, are
@@ -316,20 +394,20 @@ class QuireFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if isinstance(path1, str):
             path1, path2 = [path1], [path2]
         elif isinstance(path2, str):
-            self.volume.makedirs(path2)
+            self._writable.makedirs(path2, exist_ok=True)
             path2 = [path2] * len(path1)
         for source, target in zip(path1, path2, strict=True):
             if source != target and self.volume.isdir(target):
                 target = os.path.join(target, os.path.basename(source))
-            self.volume.rename(source, target)
+            self._writable.rename(source, target)
 
     mv_file = mv
 
     def link(self, src: str, dst: str, **_: Any) -> None:
-        self.volume.link(self._strip_protocol(src), self._strip_protocol(dst))
+        self._writable.link(self._strip_protocol(src), self._strip_protocol(dst))
 
     def symlink(self, src: str, dst: str, **_: Any) -> None:
-        self.volume.symlink(self._strip_protocol(src), self._strip_protocol(dst))
+        self._writable.symlink(self._strip_protocol(src), self._strip_protocol(dst))
 
 
 class _Uncommitted:
