@@ -60,7 +60,7 @@ impl CacheConfig {
             order_max: order_max(limit_bytes),
             order_fixed: false,
             dirty_background_bytes: limit_bytes / 10,
-            dirty_limit_bytes: limit_bytes * 2 / 5,
+            dirty_limit_bytes: limit_bytes / 5 * 2,
             dirty_age_nanos: 30_000_000_000,
             readahead_bytes: 512 << 10,
             io_blocks_max: 256,

@@ -107,7 +107,8 @@ pub fn salvage_backend(
             let Ok(volume) = open(Arc::new(OverlayBackend::new(backend.clone()))) else {
                 return Err(error).context(backend.name());
             };
-            salvaged.problem(Path::new("/"), format!("all is copied without a repair, which failed: {error}"));
+            salvaged
+                .problem(Path::new("/"), format!("all is copied without a repair, which failed: {error}"));
             volume
         }
     };

@@ -252,10 +252,7 @@ pub(crate) fn open_for_format(path: &std::path::Path, options: &FormatOptions) -
                 if bytes.iter().any(|&byte| byte != 0) {
                     return Err(Error::new(
                         ErrorKind::Exists,
-                        format!(
-                            "{} is not empty; nothing was changed (force overwrites it)",
-                            path.display()
-                        ),
+                        format!("{} is not empty; nothing was changed (force overwrites it)", path.display()),
                     ));
                 }
             }
