@@ -34,7 +34,8 @@ pub async fn run(arguments: &Prune) -> Outcome {
     let entries: Vec<Entry<'_>> = contents.backups.iter().map(Entry::from).collect();
     for entry in entries.iter().filter(|entry| entry.taken > now) {
         eprintln!(
-            "quire backup: warning: {} is of {} UTC, which is yet to come: it stays, and counts for nothing",
+            "quire backup: warning: {} was taken at {} UTC, which is in the future: it is kept, and does not count for \
+             --keep-last",
             entry.name,
             entry.taken.format("%Y-%m-%d %H:%M:%S")
         );

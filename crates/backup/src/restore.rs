@@ -28,7 +28,7 @@ pub async fn run(arguments: &Restore) -> Outcome {
     let target = &arguments.target;
     let is_new = match quire.volume(target).await {
         Ok(_) => false,
-        // Missing, or with nothing in it: blank, or left by a restore that ended as it began.
+        // Missing, or blank: also what a restore left that was killed while it made the volume.
         Err(failure) if matches!(failure.code, MISSING | NO_VOLUME) => true,
         Err(failure) => return Err(failure),
     };

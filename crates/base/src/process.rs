@@ -4,9 +4,10 @@
 //! what it wrote to the image would destroy what its parent writes there. So front ends keep what they hand
 //! out in an [`OfProcess`]: a child is refused, and never drops what it inherited.
 //!
-//! [`id`] is the number of this process, without a system call each time: it is kept in a page of its own,
-//! which the kernel clears in a child (`MADV_WIPEONFORK`). So a child asks the kernel again, however it was
-//! forked off. Handlers of `pthread_atfork` would miss a bare `clone`.
+//! [`generation`] tells a process from those that it was forked off from, without a system call. It is kept in
+//! a page of its own, which the kernel clears in a child (`MADV_WIPEONFORK`): a child takes the next number,
+//! however it was forked off. Handlers of `pthread_atfork` would miss a bare `clone`. The number of a process
+//! would not do: the first one in a namespace of its own has its parent's, where that is 1.
 //!
 //! Shared cache lines: that page is written once in a process.
 
@@ -16,7 +17,10 @@ use std::ptr;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Zero until this process has asked for its number. `None` where the kernel does not clear pages.
+/// The last number that this process or one before it took.
+static LAST: AtomicU32 = AtomicU32::new(0);
+
+/// Zero until this process has taken its number. `None` where the kernel does not clear pages.
 static KEPT: LazyLock<Option<&'static AtomicU32>> = LazyLock::new(page);
 
 fn page() -> Option<&'static AtomicU32> {
@@ -40,39 +44,41 @@ fn page() -> Option<&'static AtomicU32> {
     }
 }
 
-/// As [`std::process::id`].
-pub fn id() -> u32 {
+/// A number that no process has from which this one was forked off. Where the kernel does not clear pages, it
+/// is [`std::process::id`].
+pub fn generation() -> u32 {
     let Some(kept) = *KEPT else { return std::process::id() };
     match kept.load(Ordering::Relaxed) {
         0 => {
-            let id = std::process::id();
-            kept.store(id, Ordering::Relaxed);
-            id
+            let next = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+            // Another thread may have been first.
+            kept.compare_exchange(0, next, Ordering::Relaxed, Ordering::Relaxed)
+                .map_or_else(|first| first, |_| next)
         }
-        id => id,
+        generation => generation,
     }
 }
 
-/// A value that only the process that made it may use and drop. It lies where the whole lies, so that a
-/// pointer to one is a pointer to the other.
+/// A value that only the process that made it may use and drop. The value is at offset 0: a pointer to it is
+/// a pointer to the whole.
 #[derive(Debug)]
 #[repr(C)]
 pub struct OfProcess<T> {
     value: ManuallyDrop<T>,
-    process: u32,
+    generation: u32,
 }
 
 impl<T> OfProcess<T> {
     /// A value of this process.
     pub fn new(value: T) -> OfProcess<T> {
-        OfProcess { value: ManuallyDrop::new(value), process: id() }
+        OfProcess { value: ManuallyDrop::new(value), generation: generation() }
     }
 
     /// The value.
     ///
     /// Errors: [`ErrorKind::NotPermitted`] in a process that was forked off from the one that made it.
     pub fn get(&self) -> Result<&T> {
-        if self.is_here() { Ok(&self.value) } else { Err(self.refused()) }
+        if self.is_here() { Ok(&self.value) } else { Err(refused()) }
     }
 
     /// The value, which is nobody else's any more; `None` in a process that was forked off.
@@ -84,20 +90,14 @@ impl<T> OfProcess<T> {
 
     /// Whether this is the process that made the value.
     pub fn is_here(&self) -> bool {
-        self.process == id()
+        self.generation == generation()
     }
+}
 
-    #[cold]
-    fn refused(&self) -> Error {
-        Error::new(
-            ErrorKind::NotPermitted,
-            format!(
-                "the volume belongs to process {}, from which this one was forked: open it after the fork, in one \
-                 process",
-                self.process
-            ),
-        )
-    }
+#[cold]
+fn refused() -> Error {
+    let why = "the volume belongs to the process from which this one was forked: open it after the fork, in one process";
+    Error::new(ErrorKind::NotPermitted, why)
 }
 
 impl<T> Drop for OfProcess<T> {
@@ -116,12 +116,13 @@ mod tests {
     #[test]
     fn a_child_has_its_own_number() {
         assert!(KEPT.is_some());
-        assert_eq!((id(), id()), (std::process::id(), std::process::id()));
-        // SAFETY: the child calls nothing but `getpid` and `_exit`.
+        let own = generation();
+        assert_eq!(generation(), own);
+        // SAFETY: the child calls nothing else but `_exit`.
         let child = unsafe {
             let child = libc::fork();
             if child == 0 {
-                libc::_exit(i32::from(id() != libc::getpid() as u32));
+                libc::_exit(i32::from(generation() <= own));
             }
             child
         };

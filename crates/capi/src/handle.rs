@@ -32,12 +32,6 @@ impl<T: Send + Sync + 'static> Shared<T> {
     }
 }
 
-impl<T> Clone for Shared<T> {
-    fn clone(&self) -> Shared<T> {
-        Shared(self.0.clone())
-    }
-}
-
 impl<T> Deref for Shared<T> {
     type Target = T;
 

@@ -69,7 +69,7 @@ pub struct MountFlags {
     pub no_exec: bool,
     /// Shown in the mount table; the engine keeps the access times.
     pub no_atime: bool,
-    /// Every write and every change of names is made durable before it returns.
+    /// Every write and every change of names and attributes is made durable before it returns.
     pub sync: bool,
     /// Every change of names is made durable before it returns.
     pub dir_sync: bool,

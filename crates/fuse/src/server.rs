@@ -45,8 +45,8 @@ use crate::transport::{Exchange, Handler, Outcome};
 use meters::Received;
 use pending::Pending;
 
-/// Changes that a mount makes durable before it answers them. What a program writes is not among them: the
-/// kernel says with each write whether that is.
+/// Changes that a mount makes durable before it answers them. Writes are not among them: the kernel marks each
+/// write that must be durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Promise {
     Nothing,

@@ -16,6 +16,9 @@ pub fn exception(error: &quire::Error) -> PyErr {
 
 /// The exception for an error of what was done to a path, or with two.
 pub fn exception_at(py: Python<'_>, error: &quire::Error, paths: &[&Path]) -> PyErr {
+    if paths.is_empty() {
+        return exception(error);
+    }
     let message = error.to_string();
     // Quire's text names the paths, too: once is enough.
     let cause = paths.iter().fold(message.as_str(), |rest, path| {

@@ -252,7 +252,10 @@ pub(crate) fn open_for_format(path: &std::path::Path, options: &FormatOptions) -
                 if bytes.iter().any(|&byte| byte != 0) {
                     return Err(Error::new(
                         ErrorKind::Exists,
-                        format!("{} is not empty; nothing was changed (force overwrites it)", path.display()),
+                        format!(
+                            "{} is not empty; nothing was changed (use force to overwrite it)",
+                            path.display()
+                        ),
                     ));
                 }
             }
@@ -348,7 +351,10 @@ fn refuse_existing(device: &Device) -> Result<()> {
         None => Ok(()),
         Some(what) => Err(Error::new(
             ErrorKind::Exists,
-            format!("{} already holds {what}; nothing was changed (force overwrites it)", device.name()),
+            format!(
+                "{} already holds {what}; nothing was changed (use force to overwrite it)",
+                device.name()
+            ),
         )),
     }
 }

@@ -10,6 +10,8 @@ use crate::mount_options::transport;
 /// Serves in the foreground until unmounted or stopped.
 pub fn run(arguments: &BenchNull) -> Outcome {
     signals::block();
+    // As a mount's server.
+    signals::run_soon();
     logging::to_terminal();
     let threads = arguments.threads.unwrap_or_else(session::default_threads);
     let transport = transport(&arguments.transport).map_err(Failure::usage)?;

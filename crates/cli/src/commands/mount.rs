@@ -1,6 +1,6 @@
 //! `quire mount`: in the foreground, or through a server in the background ([`crate::server`]).
 
-use quire_fuse::mount;
+use quire_fuse::mount::{self, MountFlags};
 
 use crate::arguments::Mount;
 use crate::exit::{self, Failure, Outcome};
@@ -37,7 +37,8 @@ pub fn run(arguments: &Mount) -> Outcome {
 fn remount(arguments: &Mount) -> Outcome {
     let entry = places::mounted(&arguments.dir)?;
     let (now, options) = (entry.flags(), arguments.options.as_slice());
-    let was_read_only = now.read_only;
+    let keeps = |flags: &MountFlags| flags.read_only || flags.no_atime;
+    let (was_read_only, kept) = (now.read_only, keeps(&now));
     let wanted = MountOptions::parse_remount(options, now).map_err(Failure::usage)?.serve.flags;
     // The kernel would take the changes, and the server would not.
     let takes_none = || control::ask(&entry.dir, "info").is_ok_and(|told| told.trim().ends_with(" ro"));
@@ -45,13 +46,22 @@ fn remount(arguments: &Mount) -> Outcome {
         let why = format!("{} was mounted read-only: unmount it, and mount it with rw", entry.dir.display());
         return Err(Failure::new(exit::FAILED, why));
     }
-    mount::remount(&entry, &wanted)?;
-    // The kernel does not say with a read whether its mount notes access times.
-    let what = if wanted.read_only || wanted.no_atime { "keep" } else { "note" };
-    if let Err(failure) = control::ask(&entry.dir, &format!("access-times {what}")) {
-        eprintln!("quire: warning: access times are noted as before: {failure}");
+    // The kernel does not say with a read whether its mount notes access times. The server stops before the
+    // mount is read-only: nothing is written behind that.
+    let tell = |keep: bool| {
+        let what = if keep { "keep" } else { "note" };
+        if let Err(failure) = control::ask(&entry.dir, &format!("access-times {what}")) {
+            eprintln!("quire: warning: access times are noted as before: {failure}");
+        }
+    };
+    if keeps(&wanted) {
+        tell(true);
     }
-    Ok(())
+    let remounted = mount::remount(&entry, &wanted);
+    if !(if remounted.is_ok() { keeps(&wanted) } else { kept }) {
+        tell(false);
+    }
+    Ok(remounted?)
 }
 
 /// Mounts through a server in the background; returns its notes.

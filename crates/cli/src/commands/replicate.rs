@@ -39,7 +39,7 @@ pub fn run(arguments: &Replicate) -> Outcome {
     logging::to_terminal();
     let replication = Replication::new(arguments)?;
     let ends = [replication.source.name(), replication.target.name()];
-    let mut report = Report::new(arguments.metrics.clone(), ends);
+    let mut report = Report::new(arguments.metrics.clone(), ends)?;
     let mut rest = RESTS.0;
     loop {
         let began = Instant::now();

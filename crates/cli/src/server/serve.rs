@@ -26,6 +26,7 @@ const CLOSING_PATIENCE: Duration = Duration::from_secs(30);
 pub fn here(checked: &Checked) -> Outcome {
     signals::block();
     signals::serve_under_memory_pressure();
+    signals::run_soon();
     logging::to_terminal();
     process::abort_on_panic();
     let (session, control, notes) = open_and_mount(checked)?;
@@ -42,6 +43,7 @@ pub fn and_report(arguments: &Mount) -> Outcome {
     process::detach();
     signals::block();
     signals::serve_under_memory_pressure();
+    signals::run_soon();
     let started = check(arguments).and_then(|checked| {
         logging::to_target(&checked.options.log, &checked.volume)?;
         process::abort_on_panic();

@@ -332,7 +332,7 @@ fn is_block_device(path: &Path) -> bool {
 }
 
 fn busy(name: &str) -> Error {
-    let text = format!("{name} is already open; unmount it, or close it, where it is");
+    let text = format!("{name} is already open, perhaps by this program; close or unmount it there first");
     Error::new(ErrorKind::Busy, text)
 }
 

@@ -61,7 +61,11 @@ fn one_writer_or_many_readers() {
     for mode in [OpenMode::ReadWrite, OpenMode::ReadOnly] {
         let error = open_image(&path, mode).err().expect("it opened twice");
         assert_eq!(error.kind(), ErrorKind::Busy);
-        assert!(error.to_string().ends_with("v.img is already open; unmount it, or close it, where it is"));
+        assert!(
+            error
+                .to_string()
+                .ends_with("v.img is already open, perhaps by this program; close or unmount it there first")
+        );
     }
     assert_eq!(kind(create_image(&path, MIB, true)), ErrorKind::Busy);
     drop(writer);

@@ -102,7 +102,7 @@ impl Target {
                         }
                     };
                     let outcome = if inode.kind() == FileType::Directory {
-                        self.directory(&inode, &parent, &name)
+                        self.directory(&parent, &name)
                     } else {
                         self.other(inodes, &inode, &parent, &name, &path, &mut made, salvaged).map(|()| None)
                     };
@@ -146,12 +146,7 @@ impl Target {
         }
     }
 
-    fn directory(
-        &self,
-        _inode: &InodeRef,
-        parent: &OwnedFd,
-        name: &[u8],
-    ) -> rustix::io::Result<Option<OwnedFd>> {
+    fn directory(&self, parent: &OwnedFd, name: &[u8]) -> rustix::io::Result<Option<OwnedFd>> {
         fs::mkdirat(parent, name, Mode::RWXU)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         fs::openat(parent, name, flags, Mode::empty()).map(Some)
@@ -175,6 +170,7 @@ impl Target {
                     salvaged.links += 1;
                     return Ok(());
                 }
+                Err(Errno::EXIST) => return Err(Errno::EXIST),
                 Err(errno) => {
                     let what = format!("it is a copy, not a link to {}: {errno}", first.display());
                     salvaged.problem(path, what);

@@ -261,7 +261,7 @@ class Path:
             return self.volume.makedirs(str(self), mode, exist_ok)
         try:
             self.volume.mkdir(str(self), mode)
-        except FileExistsError:
+        except OSError:
             if not exist_ok or not self.is_dir():
                 raise
 

@@ -521,7 +521,7 @@ class Volume(_native.NativeVolume):
         self._makedirs(pure.parent)
         try:
             self.mkdir(pure, mode)
-        except FileExistsError:
+        except OSError:  # A volume that is read-only says so before it looks.
             if not exist_ok or not self.isdir(pure):
                 raise
 

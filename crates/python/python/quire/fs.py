@@ -122,7 +122,7 @@ class QuireFileSystem(AbstractFileSystem, metaclass=_Identified):  # type: ignor
             self.image = volume.image
             self._compare(volume)
         else:
-            self.image = absolute(str(image))
+            self.image = str(image)
         if image_of_url is not None and not self._is(image_of_url):
             raise ValueError(f"the URL leads into {image_of_url}, and the given image is {self.image}")
         # The class's own knows no image, and cuts a URL at any.

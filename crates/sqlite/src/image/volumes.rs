@@ -77,7 +77,7 @@ pub(super) struct User {
 
 /// The volume of an image, opened if this process does not have it open.
 pub(super) fn open(image: &str, settings: &Settings) -> Result<User, String> {
-    let process = process::id();
+    let process = process::generation();
     let mut all = all();
     if !all.contains_key(image) {
         if let Some(size) = settings.size
@@ -112,7 +112,7 @@ impl User {
 
     /// Whether this is the process that opened the volume.
     pub(super) fn is_of_this_process(&self) -> bool {
-        self.process == process::id()
+        self.process == process::generation()
     }
 
     /// What the connections to one of its files share.

@@ -2,10 +2,10 @@
 //! `textfile` collector.
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::exit::Failure;
+use crate::exit::{Failure, Outcome};
 
 /// What a replication has come to.
 pub struct Report {
@@ -19,12 +19,18 @@ pub struct Report {
 }
 
 impl Report {
-    /// Nothing yet, between a source and a target of these names.
-    pub fn new(file: Option<PathBuf>, ends: [String; 2]) -> Report {
+    /// Nothing yet, between a source and a target of these names. The file is replaced each time, which
+    /// nothing but a file may be: not the device, or the pipe, that somebody names.
+    pub fn new(file: Option<PathBuf>, ends: [String; 2]) -> Outcome<Report> {
+        if let Some(file) = &file
+            && (is_no_file(file) || ["/dev", "/proc"].iter().any(|system| file.starts_with(system)))
+        {
+            return Err(Failure::usage(format!("--metrics {}: not a regular file", file.display())));
+        }
         let escaped = |name: &str| name.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n");
         let [source, target] = ends.each_ref().map(|name| escaped(name));
         let labels = format!("{{source=\"{source}\",target=\"{target}\"}}");
-        Report { file, labels, sent_bytes: 0, breaks: 0, newest: None }
+        Ok(Report { file, labels, sent_bytes: 0, breaks: 0, newest: None })
     }
 
     /// Bytes went from one end to the other.
@@ -42,20 +48,13 @@ impl Report {
         self.newest = Some(created);
     }
 
-    /// Writes the file anew; what reads it sees the old one or the new one. What is no regular file is not
-    /// replaced, but written to.
+    /// Writes the file anew; what reads it sees the old one or the new one. A symbolic link stays one.
     pub fn write(&self, failure: Option<&Failure>) {
         let Some(file) = &self.file else { return };
-        // The file that a symbolic link leads to.
         let real = std::fs::canonicalize(file).unwrap_or_else(|_| file.clone());
-        let replaced = std::fs::metadata(&real).map_or(true, |metadata| metadata.is_file());
-        let written = if replaced {
-            let mut new = real.clone().into_os_string();
-            new.push(".new");
-            std::fs::write(&new, self.text(failure)).and_then(|()| std::fs::rename(&new, &real))
-        } else {
-            std::fs::write(&real, self.text(failure))
-        };
+        let mut new = real.clone().into_os_string();
+        new.push(".new");
+        let written = std::fs::write(&new, self.text(failure)).and_then(|()| std::fs::rename(&new, &real));
         if let Err(error) = written {
             tracing::warn!("writing {}: {error}", file.display());
         }
@@ -83,6 +82,11 @@ impl Report {
     }
 }
 
+/// Whether something is there that is no regular file. A link to nothing may not be followed either.
+fn is_no_file(path: &Path) -> bool {
+    path.symlink_metadata().is_ok() && !path.metadata().is_ok_and(|metadata| metadata.is_file())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,7 +96,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("copy.prom");
         let ends = ["/srv/a".into(), r#"host:a"b.img"#.into()];
-        let mut report = Report::new(Some(file.clone()), ends);
+        let mut report = Report::new(Some(file.clone()), ends).unwrap();
         report.sent(7);
         report.broke();
         report.write(Some(&Failure::usage("no")));
@@ -117,19 +121,16 @@ mod tests {
         use std::os::unix::fs::symlink;
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
-        let (read, write) = std::io::pipe().unwrap();
-        let pipe = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&write));
-        symlink(&pipe, at("pipe")).unwrap();
         std::fs::write(at("file"), "old").unwrap();
         symlink("file", at("link")).unwrap();
-        for name in ["pipe", "link"] {
-            let ends = ["a".into(), "b".into()];
-            Report::new(Some(at(name)), ends).write(None);
-            assert!(at(name).symlink_metadata().unwrap().is_symlink(), "{name}");
+        symlink("nothing", at("dangling")).unwrap();
+        let open = |file: PathBuf| Report::new(Some(file), ["a".into(), "b".into()]);
+        for refused in [at("dangling"), directory.path().to_owned(), "/dev/null".into(), "/dev/stdout".into()]
+        {
+            assert!(open(refused.clone()).is_err(), "{}", refused.display());
         }
-        drop(write);
-        let told = std::io::read_to_string(read).unwrap();
-        assert!(told.contains("quire_replication_failing"), "{told}");
+        open(at("link")).unwrap().write(None);
+        assert!(at("link").symlink_metadata().unwrap().is_symlink());
         assert!(std::fs::read_to_string(at("file")).unwrap().contains("quire_replication_failing"));
     }
 }
