@@ -57,6 +57,16 @@ fn a_volume_is_sent_and_received() {
     expect(&send(&["--from", "monday", "a.img", "tuesday"], "changes"), 0, &[]);
     expect(&send(&["--from", "tuesday", "a.img", "monday"], "none"), 1, &["not older"]);
 
+    // What came behind the first stream was dropped, and the command succeeded.
+    let joined = ["whole", "changes"].map(|part| std::fs::read(place.path().join(part)).unwrap()).concat();
+    std::fs::write(place.path().join("joined"), &joined).unwrap();
+    expect(&run(&["mkfs", "--size=64M", "c.img"]), 0, &[]);
+    expect(&quire(place.path(), &["receive", "c.img"], Some("joined"), None), 0, &[]);
+    expect(&run(&["snapshot", "list", "c.img"]), 0, &["monday", "tuesday"]);
+    std::fs::write(place.path().join("joined"), [joined, vec![b'x'; 4096]].concat()).unwrap();
+    expect(&run(&["mkfs", "--force", "--size=64M", "c.img"]), 0, &[]);
+    expect(&quire(place.path(), &["receive", "c.img"], Some("joined"), None), 1, &["not a stream"]);
+
     expect(&receive("changes"), 1, &["does not have"]);
     expect(&run(&["receive", "--resume-token", "b.img"]), 37, &["no unfinished receive"]);
     let whole = std::fs::read(place.path().join("whole")).unwrap();

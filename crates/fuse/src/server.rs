@@ -245,7 +245,7 @@ impl Server {
             {
                 Kind::Long
             }
-            operation if self.promise.covers(&operation) => Kind::Long,
+            operation if self.promise.covers(operation) => Kind::Long,
             _ => Kind::MayWait,
         }
     }

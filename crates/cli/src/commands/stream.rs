@@ -1,11 +1,11 @@
 //! `quire send` and `quire receive`: snapshots as streams. The snapshots of a mounted volume are sent by its
 //! server ([`crate::server::sending`]); a volume that receives is not mounted.
 
-use std::io::{BufReader, BufWriter, IsTerminal, Write};
+use std::io::{BufRead, BufReader, BufWriter, IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use quire::{ReceiveOptions, StreamProgress, VolumeOptions};
-use quire_base::size;
+use quire_base::{Error, size};
 
 use crate::arguments::{Receive, Send};
 use crate::exit::{Failure, Outcome};
@@ -71,8 +71,18 @@ pub fn receive(arguments: &Receive) -> Outcome {
     }
     let bar = bar(arguments.quiet);
     let mut input = BufReader::with_capacity(BUFFER_BYTES, stdin.lock());
-    let received =
-        ReceiveOptions::new().force(arguments.force).receive(&path, &mut input, &mut |at| show(&bar, at));
+    let options = ReceiveOptions::new().force(arguments.force);
+    // Streams may come one behind the other, as `cat` joins them.
+    let received = loop {
+        let received = options.receive(&path, &mut input, &mut |at| show(&bar, at));
+        let ends = received.and_then(|_| {
+            let more = input.fill_buf().map_err(|error| Error::os("reading the stream", &error))?;
+            Ok(more.is_empty())
+        });
+        if !matches!(ends, Ok(false)) {
+            break ends;
+        }
+    };
     bar.finish_and_clear();
     let Err(error) = received else { return Ok(()) };
     let refused = error.kind() == quire::ErrorKind::Busy;
