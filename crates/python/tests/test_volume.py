@@ -27,7 +27,7 @@ def test_mkfs_tells_what_it_made(tmp_path: Path) -> None:
     assert (info.label, info.blocks, info.block_size) == ("backup", 16384, 4096)
     assert abs(info.created - time.time()) < 60
     assert image.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(OSError, match="force"):
+    with pytest.raises(FileExistsError, match="nothing was changed"):
         quire.mkfs(image)
     assert quire.mkfs(image, force=True).uuid != info.uuid
 
@@ -199,6 +199,16 @@ def test_makedirs_is_that_of_os(volume: quire.Volume, tmp_path: Path) -> None:
         assert outcomes[0] == outcomes[1], (path, exist_ok)
     volume.makedirs("c/d", 0o700)
     assert stat.S_IMODE(volume.stat("c/d").st_mode) == 0o700 and stat.S_IMODE(volume.stat("c").st_mode) == 0o755
+    # A volume that is read-only says so before it looks.
+    volume.take_snapshot("now")
+    with volume.open_snapshot("now") as snapshot:
+        snapshot.makedirs("c/d", exist_ok=True)
+        snapshot.path("c/d").mkdir(exist_ok=True)
+        with pytest.raises(OSError):
+            snapshot.makedirs("c/e", exist_ok=True)
+    with pytest.raises(OSError) as without:
+        volume.take_snapshot("now")
+    assert len(without.value.args) == 2
 
 
 def test_errors_have_the_names(volume: quire.Volume, tmp_path: Path) -> None:

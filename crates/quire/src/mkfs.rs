@@ -252,10 +252,7 @@ pub(crate) fn open_for_format(path: &std::path::Path, options: &FormatOptions) -
                 if bytes.iter().any(|&byte| byte != 0) {
                     return Err(Error::new(
                         ErrorKind::Exists,
-                        format!(
-                            "{} is not empty; nothing was changed (use force to overwrite it)",
-                            path.display()
-                        ),
+                        format!("{} is not empty; nothing was changed", path.display()),
                     ));
                 }
             }
@@ -351,10 +348,7 @@ fn refuse_existing(device: &Device) -> Result<()> {
         None => Ok(()),
         Some(what) => Err(Error::new(
             ErrorKind::Exists,
-            format!(
-                "{} already holds {what}; nothing was changed (use force to overwrite it)",
-                device.name()
-            ),
+            format!("{} already holds {what}; nothing was changed", device.name()),
         )),
     }
 }

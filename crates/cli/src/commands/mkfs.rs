@@ -4,10 +4,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use quire::inodes::SetAttributes;
-use quire::{FormatOptions, Volume, VolumeInfo};
+use quire::{ErrorKind, FormatOptions, Volume, VolumeInfo};
 
 use crate::arguments::Mkfs;
-use crate::exit::Outcome;
+use crate::exit::{Failure, Outcome};
 use crate::output;
 use quire_base::size;
 
@@ -47,7 +47,11 @@ pub fn make(arguments: &Mkfs) -> Outcome<VolumeInfo> {
     if let Some(copies) = arguments.metadata_copies {
         options = options.metadata_copies(copies);
     }
-    let info = options.format(&arguments.volume)?;
+    let info = options.format(&arguments.volume).map_err(|error| {
+        let there = error.kind() == ErrorKind::Exists;
+        let Failure { code, message } = error.into();
+        Failure::new(code, if there { format!("{message} (--force overwrites it)") } else { message })
+    })?;
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     if !user.is_root() {
         // Otherwise the user could not write to the new volume.
