@@ -33,7 +33,8 @@ impl<'m> From<&'m Manifest> for Entry<'m> {
 
 /// The names to keep: of each volume the newest `last` backups and those whose snapshot was taken since
 /// `since`, and all that a kept backup goes on from. A snapshot of a time that is not `now` yet was taken
-/// while the clock was wrong. Nobody knows how old it is, so its backup stays, and takes the place of no other.
+/// while the clock was wrong. Nobody knows how old it is, so its backup stays, and takes the place of no
+/// other.
 pub fn kept<'n>(
     backups: &[Entry<'n>],
     last: usize,

@@ -4,10 +4,10 @@
 //! what it wrote to the image would destroy what its parent writes there. So front ends keep what they hand
 //! out in an [`OfProcess`]: a child is refused, and never drops what it inherited.
 //!
-//! [`generation`] tells a process from those that it was forked off from, without a system call. It is kept in
-//! a page of its own, which the kernel clears in a child (`MADV_WIPEONFORK`): a child takes the next number,
-//! however it was forked off. Handlers of `pthread_atfork` would miss a bare `clone`. The number of a process
-//! would not do: the first one in a namespace of its own has its parent's, where that is 1.
+//! [`generation`] tells a process from those that it was forked off from, without a system call. It is kept
+//! in a page of its own, which the kernel clears in a child (`MADV_WIPEONFORK`): a child takes the next
+//! number, however it was forked off. Handlers of `pthread_atfork` would miss a bare `clone`. The number of a
+//! process would not do: the first one in a namespace of its own has its parent's, where that is 1.
 //!
 //! Shared cache lines: that page is written once in a process.
 

@@ -126,9 +126,8 @@ pub unsafe extern "C" fn quire_snapshot_open(
 /// Rolls the volume in an image file or on a block device, which nobody has open, back to its newest
 /// snapshot. What was done since the snapshot is lost; the snapshot stays.
 ///
-/// Returns: 0; -ENOENT; -EINVAL if there are newer snapshots; -EBUSY if the volume is open or has an unfinished receive; or
-/// another negative error number. Nothing has changed then.
-/// Threads: any.
+/// Returns: 0; -ENOENT; -EINVAL if there are newer snapshots; -EBUSY if the volume is open or has an
+/// unfinished receive; or another negative error number. Nothing has changed then. Threads: any.
 ///
 /// # Safety
 /// `image` and `name` are texts.

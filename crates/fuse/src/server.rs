@@ -45,8 +45,8 @@ use crate::transport::{Exchange, Handler, Outcome};
 use meters::Received;
 use pending::Pending;
 
-/// Changes that a mount makes durable before it answers them. Writes are not among them: the kernel marks each
-/// write that must be durable.
+/// Changes that a mount makes durable before it answers them. Writes are not among them: the kernel marks
+/// each write that must be durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Promise {
     Nothing,

@@ -58,8 +58,8 @@ fn scheduled() -> Option<libc::sched_attr> {
 }
 
 /// Asks the kernel for short turns: for this thread and all threads it starts from now on. A thread that was
-/// woken then runs before one that computes has had its whole turn. A program waits for each request, and on a
-/// busy machine mostly for the server's turn. The server's share of the processors stays the same, so this
+/// woken then runs before one that computes has had its whole turn. A program waits for each request, and on
+/// a busy machine mostly for the server's turn. The server's share of the processors stays the same, so this
 /// needs no privilege. Before Linux 6.12 it changes nothing.
 pub fn run_soon() {
     // Whoever has given the server another policy knows better.
