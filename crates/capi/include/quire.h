@@ -983,11 +983,10 @@ int quire_snapshot_open(const struct quire_volume *volume, const char *name, str
 // Rolls the volume in an image file or on a block device, which nobody has open, back to its newest
 // snapshot. What was done since the snapshot is lost; the snapshot stays.
 //
-// Returns: 0; -ENOENT; -EINVAL if there are newer snapshots; -EBUSY if the volume is open or has an unfinished receive; or
-// another negative error number. Nothing has changed then.
+// Returns: 0; -ENOENT; -EINVAL if there are newer snapshots; -EBUSY if the volume is open or has an
+// unfinished receive; or another negative error number. Nothing has changed then.
 // Threads: any.
-int quire_roll_back(const char *image,
-                    const char *name);
+int quire_roll_back(const char *image, const char *name);
 
 // Lists the snapshots of a volume, the oldest first.
 //

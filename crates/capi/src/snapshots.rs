@@ -127,7 +127,8 @@ pub unsafe extern "C" fn quire_snapshot_open(
 /// snapshot. What was done since the snapshot is lost; the snapshot stays.
 ///
 /// Returns: 0; -ENOENT; -EINVAL if there are newer snapshots; -EBUSY if the volume is open or has an
-/// unfinished receive; or another negative error number. Nothing has changed then. Threads: any.
+/// unfinished receive; or another negative error number. Nothing has changed then.
+/// Threads: any.
 ///
 /// # Safety
 /// `image` and `name` are texts.
