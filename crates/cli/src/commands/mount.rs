@@ -58,7 +58,8 @@ fn remount(arguments: &Mount) -> Outcome {
         tell(true);
     }
     let remounted = mount::remount(&entry, &wanted);
-    if !(if remounted.is_ok() { keeps(&wanted) } else { kept }) {
+    let keeps_now = if remounted.is_ok() { keeps(&wanted) } else { kept };
+    if !keeps_now {
         tell(false);
     }
     Ok(remounted?)

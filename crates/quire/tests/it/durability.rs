@@ -592,8 +592,8 @@ fn a_file_that_was_cut_off_and_rewritten_is_written_back_at_its_close() {
     }
 }
 
-/// Who has fsynced a file will do so again, and on a mount the kernel keeps others out of it meanwhile. What
-/// the engine writes back for its own purposes, and `sync`, are no sign of that.
+/// A program that has fsynced a file will do so again, and on a mount the kernel keeps others out of it
+/// meanwhile. What the engine writes back for its own purposes, and `sync`, are no sign of that.
 #[test]
 fn only_files_that_programs_fsync_are_written_early() {
     let (device, volume) = new_volume(16384);

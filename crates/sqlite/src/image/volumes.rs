@@ -11,7 +11,6 @@ use quire::{FormatOptions, Volume, VolumeOptions};
 use quire_base::process;
 
 use super::locks::Shared;
-
 use crate::ffi::Api;
 
 /// By image. A process has few of them open.
