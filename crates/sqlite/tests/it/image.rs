@@ -59,6 +59,16 @@ sure(db.execute("SELECT count(*), sum(length(b)) FROM t").fetchone() == (100, 49
 "#);
 }
 
+/// `mode=ro` and `mode=rw` create no database, and yet made the image that it was to be in.
+#[test]
+fn modes_that_create_nothing_make_no_image() {
+    run(r#"
+for mode in ("ro", "rw"):
+    fails(lambda: image(mode=mode).execute("SELECT 1 FROM sqlite_master"))
+    sure(not os.path.exists(volume), mode)
+"#);
+}
+
 #[test]
 fn connections_of_a_process_keep_out_of_each_others_way() {
     run(r#"
