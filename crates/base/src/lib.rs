@@ -7,6 +7,7 @@
 //!   (`--cfg loom`, `--cfg shuttle`) puts the engine under a model checker.
 //! * [`clock`], [`random`]: time and chance as handles, so that a run can be replayed from a seed.
 //! * [`admission`]: operations counted, kept back, refused.
+//! * [`memory`]: how much of it this process may use.
 //! * [`metrics`]: counters that do not share cache lines.
 //! * `simulation` (feature of that name): the crate `quire-simulation`, threads under a scheduler that a seed
 //!   decides.
@@ -18,6 +19,7 @@
 pub mod admission;
 pub mod clock;
 pub mod error;
+pub mod memory;
 pub mod metrics;
 pub mod patience;
 pub mod process;

@@ -247,7 +247,7 @@ impl Workshop<'_> {
     /// dirty bytes as the kernel's does: the same cache and dirty limits for all.
     fn cache_bytes(&self, spec: &Spec) -> u64 {
         let wanted = machine::kernel_background_dirty_bytes() * QUIRE_BACKGROUND_SHARE;
-        let most = machine::memory_bytes() / 4 * 3;
+        let most = quire_base::memory::usable_bytes() / 4 * 3;
         spec.cache.unwrap_or(wanted.max(3 * self.file_bytes).min(most).max(64 << 20))
     }
 }

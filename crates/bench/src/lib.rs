@@ -13,6 +13,7 @@
 //! * [`run`](mod@run): one whole run; [`outcome`] what may come of a part of it.
 //! * [`target`]: what a driver needs of an engine. Everything under [`engine`] gives one.
 //! * [`drive`]: threads that start together and stop together; [`sample`]: what they measured.
+//! * [`image`], [`mod@warm`]: the same disk blocks and the same memory for all engines.
 //! * [`interrupt`], [`progress`]: Ctrl-C, and what is seen meanwhile.
 //! * [`probe`]: races the file system under a directory and says what it really promises.
 //! * [`array`](mod@array): bytes that threads copy out of and into at once, for `memcpy` and for the lab.
@@ -38,4 +39,5 @@ pub mod run;
 pub mod sample;
 pub mod size;
 pub mod target;
+pub mod warm;
 pub mod workload;

@@ -14,6 +14,7 @@ use crate::progress::Progress;
 use crate::report::{Report, Row, Status, machine, plot, table};
 use crate::sample::{Figures, Sample};
 use crate::size;
+use crate::warm;
 use crate::workload::{self, Context, Work};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -125,6 +126,7 @@ pub fn measure(workload: &Workload, host: &Host) -> Outcome<Report> {
                     }
                     has_holes = lane.spec.discard;
                 }
+                warm::warm(device_bytes, &surroundings)?;
                 run_once(lane, &*work, &workshop, &context)?;
             }
         }

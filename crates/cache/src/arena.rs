@@ -3,11 +3,13 @@
 //! Layout. Chunks come from mappings of [`BATCH_CHUNKS`] chunks each and are aligned to their size. A piece
 //! of order *o* is 2^o blocks, aligned to its size. Free pieces are kept in one ordered set per order, by
 //! number (chunk number * 512 + block), and the lowest number is taken first: the arena fills from the
-//! bottom, so chunks at the top become wholly free. More than [`IDLE_CHUNKS`] wholly free chunks give their
-//! memory back to the system (`MADV_DONTNEED`).
+//! bottom, so chunks at the top become wholly free. *Bare* chunks, which have no memory, are taken last.
+//! Wholly free chunks that nobody needed for [`IDLE_TIME`] give their memory back to the system
+//! (`MADV_DONTNEED`), all but [`IDLE_CHUNKS`]. Not at once: a program that deletes one large file and writes
+//! the next would have the system clear each page again.
 //!
 //! A lower limit leaves what remains in use spread over all chunks. The free pieces between give their memory
-//! back then, once ([`Arena::give_back_pieces`]), though that breaks huge pages; later pieces come from the
+//! back then, once ([`Arena::give_back`]), though that breaks huge pages; later pieces come from the
 //! bottom again. Such a *broken* chunk is kept off huge pages until it is wholly free: the kernel makes a
 //! huge page of small ones in the background where it may, and would fill what was given back again.
 //!
@@ -22,9 +24,9 @@
 //! Neighbours: [`crate::slab`] takes memory for a folio's life.
 
 use crate::folio::{ORDER_MAX, Order};
-use quire_base::BLOCK_SIZE;
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Condvar, Mutex};
+use quire_base::{BLOCK_SIZE, Timestamp};
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
 
@@ -36,7 +38,9 @@ pub const CHUNK_BYTES: usize = CHUNK_BLOCKS as usize * BLOCK_SIZE;
 const BATCH_CHUNKS: usize = 32;
 /// Wholly free chunks that keep their memory, against giving it back and taking it again.
 const IDLE_CHUNKS: usize = 8;
-/// Pieces that [`Arena::give_back_pieces`] takes out of the sets at a time.
+/// Time for which the others keep theirs, nanoseconds.
+const IDLE_TIME: i64 = 10_000_000_000;
+/// Pieces that are taken out of the sets at a time, to give them back.
 const PIECES_AT_ONCE: usize = 64;
 /// Broken chunks that are kept off huge pages. Each may cut a mapping in three, and the kernel allows a
 /// process 65,530.
@@ -64,15 +68,16 @@ pub struct Arena {
 /// In this order: each taking of a piece writes the first line, behind the lock, and one set of `free`.
 #[repr(C)]
 struct Inner {
-    idle_resident: usize,
-    /// A free chunk without memory that is likely to be taken next, and the CPU that is busy with the one
-    /// before.
+    /// The fewest free chunks with memory since the last look.
+    idle_low: usize,
+    /// The bare chunk that is likely to be taken next, and the CPU that is busy with the one before.
     wanted: Option<(usize, usize)>,
+    /// Free pieces, by order. The system may have given us their memory.
     free: [BTreeSet<u32>; ORDER_MAX as usize + 1],
+    /// Free chunks without memory, by chunk number.
+    bare: BTreeSet<usize>,
     /// Start of each chunk.
     chunks: Vec<NonNull<u8>>,
-    /// Chunks whose memory the system may have given us.
-    resident: Vec<bool>,
     chunks_max: usize,
     /// The limit was lowered, and free pieces have not been given back since.
     shrunk: bool,
@@ -90,6 +95,8 @@ struct Rare {
     mappings: Vec<(NonNull<u8>, usize)>,
     /// When the system last had no memory, until it has some again.
     refused: Option<Instant>,
+    /// When idle chunks were last looked at.
+    looked: Timestamp,
 }
 
 // SAFETY: the pointers are to memory that the arena owns; access to the tables is under the mutex.
@@ -100,10 +107,10 @@ impl Arena {
     pub fn new(bytes_max: u64) -> Arena {
         let inner = Inner {
             chunks: Vec::new(),
-            resident: Vec::new(),
             free: std::array::from_fn(|_| BTreeSet::new()),
+            bare: BTreeSet::new(),
             chunks_max: 0,
-            idle_resident: 0,
+            idle_low: 0,
             wanted: None,
             shrunk: false,
             stopped: false,
@@ -124,12 +131,43 @@ impl Arena {
         inner.chunks_max = chunks;
     }
 
-    /// After the limit was lowered, and what is over it dropped: gives the memory of free pieces inside
-    /// chunks back, a few at a time, so that nobody waits long for a piece.
-    pub fn give_back_pieces(&self) {
-        if !std::mem::take(&mut self.inner.lock().shrunk) {
+    /// Gives memory that nobody needs back to the system, a few pieces at a time, so that nobody waits long
+    /// for one: of chunks that were free for some time, and at once of all free pieces after the limit was
+    /// lowered and what is over it dropped.
+    pub fn give_back(&self, now: Timestamp) {
+        let mut inner = self.inner.lock();
+        let shrunk = std::mem::take(&mut inner.shrunk);
+        let since = now.0.saturating_sub(inner.rare.looked.0);
+        // The clock may have been set back.
+        if !shrunk && (0..IDLE_TIME).contains(&since) {
             return;
         }
+        let idle = if shrunk { inner.idle() } else { inner.idle_low };
+        drop(inner);
+        self.give_back_chunks(idle.saturating_sub(IDLE_CHUNKS));
+        let mut inner = self.inner.lock();
+        inner.rare.looked = now;
+        inner.idle_low = inner.idle();
+        drop(inner);
+        if shrunk {
+            self.give_back_pieces();
+        }
+    }
+
+    /// Makes so many free chunks bare, from the top.
+    fn give_back_chunks(&self, count: usize) {
+        for _ in 0..count {
+            let mut inner = self.inner.lock();
+            // In no set meanwhile, so it is ours.
+            let Some(number) = inner.free[ORDER_MAX as usize].pop_last() else { return };
+            let start = inner.memory(number);
+            drop(inner);
+            let gone = system::give_back(start, CHUNK_BYTES);
+            self.inner.lock().put_chunk(number, gone);
+        }
+    }
+
+    fn give_back_pieces(&self) {
         for order in 0..ORDER_MAX {
             let mut from = 0;
             loop {
@@ -157,17 +195,15 @@ impl Arena {
     /// Takes 2^`order` blocks; `None` when neither a free piece nor a chunk is left.
     pub fn alloc(&self, order: Order) -> Option<Piece> {
         let mut inner = self.inner.lock();
-        let mut from = (order..=ORDER_MAX).find(|o| !inner.free[*o as usize].is_empty());
-        if from.is_none() && inner.grow(Instant::now, system::map) {
-            from = Some(ORDER_MAX);
-        }
-        let mut at = from?;
-        let number = inner.free[at as usize].pop_first()?;
-        let chunk = (number / CHUNK_BLOCKS) as usize;
+        let from = (order..=ORDER_MAX).find(|o| !inner.free[*o as usize].is_empty());
+        let mut at = from.unwrap_or(ORDER_MAX);
+        let number = match from {
+            Some(at) => inner.free[at as usize].pop_first()?,
+            None => inner.take_bare()?,
+        };
         if at == ORDER_MAX {
-            if std::mem::replace(&mut inner.resident[chunk], true) {
-                inner.idle_resident -= 1;
-            }
+            let idle = inner.idle();
+            inner.idle_low = inner.idle_low.min(idle);
             inner.wanted = inner.next_without_memory().map(|chunk| (chunk, system::cpu()));
             if inner.wanted.is_some() {
                 self.ahead.notify_one();
@@ -193,24 +229,17 @@ impl Arena {
             return;
         }
         let chunk = (number / CHUNK_BLOCKS) as usize;
-        let was_broken = std::mem::take(&mut inner.rare.broken[chunk]);
-        inner.rare.broken_count -= usize::from(was_broken);
-        if !was_broken && inner.idle_resident < IDLE_CHUNKS {
-            inner.idle_resident += 1;
-            inner.free[order as usize].insert(number);
+        if !std::mem::take(&mut inner.rare.broken[chunk]) {
+            inner.put_chunk(number, false);
             return;
         }
-        // The chunk is in no set meanwhile, so it is ours.
+        // What is left of it is in small pages. The chunk is in no set meanwhile, so it is ours.
+        inner.rare.broken_count -= 1;
         let start = inner.chunks[chunk];
         drop(inner);
-        if was_broken {
-            system::use_huge_pages(start, CHUNK_BYTES, true);
-        }
+        system::use_huge_pages(start, CHUNK_BYTES, true);
         let gone = system::give_back(start, CHUNK_BYTES);
-        let mut inner = self.inner.lock();
-        inner.resident[chunk] = !gone;
-        inner.idle_resident += usize::from(!gone);
-        inner.free[order as usize].insert(number);
+        self.inner.lock().put_chunk(number, gone);
     }
 
     /// The life of a thread that gets memory for chunks before they are taken, until [`Arena::stop_ahead`].
@@ -228,10 +257,8 @@ impl Arena {
             // Taken meanwhile, or even given back again: that does no harm, and what it then is shows below.
             let touched = system::touch(start, CHUNK_BYTES);
             inner = self.inner.lock();
-            let number = chunk as u32 * CHUNK_BLOCKS;
-            if touched && inner.free[ORDER_MAX as usize].contains(&number) && !inner.resident[chunk] {
-                inner.resident[chunk] = true;
-                inner.idle_resident += 1;
+            if touched && inner.bare.remove(&chunk) {
+                inner.put_chunk(chunk as u32 * CHUNK_BLOCKS, false);
             }
         }
     }
@@ -244,7 +271,8 @@ impl Arena {
 
     /// Bytes of chunks whose memory the system may have given us.
     pub fn resident_bytes(&self) -> u64 {
-        self.inner.lock().resident.iter().filter(|resident| **resident).count() as u64 * CHUNK_BYTES as u64
+        let inner = self.inner.lock();
+        (inner.chunks.len() - inner.bare.len()) as u64 * CHUNK_BYTES as u64
     }
 }
 
@@ -258,9 +286,30 @@ impl Inner {
 
     /// The chunk that will be taken next, if it is there and has no memory.
     fn next_without_memory(&self) -> Option<usize> {
-        let number = self.free[ORDER_MAX as usize].first()?;
-        let chunk = (number / CHUNK_BLOCKS) as usize;
-        (!self.resident[chunk]).then_some(chunk)
+        if self.idle() > 0 { None } else { self.bare.first().copied() }
+    }
+
+    /// Free chunks with memory.
+    fn idle(&self) -> usize {
+        self.free[ORDER_MAX as usize].len()
+    }
+
+    /// Takes a bare chunk, which a store then gives its memory. `None` if the limit or the system does not
+    /// allow another one.
+    fn take_bare(&mut self) -> Option<u32> {
+        if self.bare.is_empty() && !self.grow(Instant::now, system::map) {
+            return None;
+        }
+        self.bare.pop_first().map(|chunk| chunk as u32 * CHUNK_BLOCKS)
+    }
+
+    /// Puts a free chunk where it belongs.
+    fn put_chunk(&mut self, number: u32, is_bare: bool) {
+        if is_bare {
+            self.bare.insert((number / CHUNK_BLOCKS) as usize);
+        } else {
+            self.free[ORDER_MAX as usize].insert(number);
+        }
     }
 
     /// Notes that free pieces of these chunks are given back. Returns the chunks that are to be kept off huge
@@ -279,7 +328,7 @@ impl Inner {
         fresh
     }
 
-    /// Adds chunks to the free set; false if the limit or the system does not allow it.
+    /// Adds bare chunks; false if the limit or the system does not allow it.
     fn grow(
         &mut self,
         now: impl FnOnce() -> Instant,
@@ -306,9 +355,8 @@ impl Inner {
         for i in 0..count {
             // SAFETY: `skip` is below one chunk and the mapping has one chunk more than it is cut into.
             self.chunks.push(unsafe { start.add(skip + i * CHUNK_BYTES) });
-            self.resident.push(false);
             self.rare.broken.push(false);
-            self.free[ORDER_MAX as usize].insert((self.chunks.len() as u32 - 1) * CHUNK_BLOCKS);
+            self.bare.insert(self.chunks.len() - 1);
         }
         true
     }
@@ -325,7 +373,12 @@ impl Drop for Arena {
 impl std::fmt::Debug for Arena {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let inner = self.inner.lock();
-        write!(f, "arena of {} chunks; free pieces by order:", inner.chunks.len())?;
+        write!(
+            f,
+            "arena of {} chunks, {} bare; free pieces by order:",
+            inner.chunks.len(),
+            inner.bare.len()
+        )?;
         inner.free.iter().try_for_each(|free| write!(f, " {}", free.len()))
     }
 }

@@ -394,10 +394,10 @@ impl Core {
         self.spares.drain().map(|folio| self.give_back(folio)).count() as u64 * BLOCK_SIZE as u64
     }
 
-    /// Once a lower limit has taken effect, memory between what is left goes back to the system.
+    /// Memory that nobody needs goes back to the system, once a lower limit has taken effect.
     pub fn trim(&self) {
         if self.budget.used() <= self.budget.limit() {
-            self.arena.give_back_pieces();
+            self.arena.give_back(self.clock.now());
         }
     }
 

@@ -159,7 +159,7 @@ pub struct VolumeOptions {
 }
 
 impl VolumeOptions {
-    /// For reading and writing, with a quarter of the machine's memory as cache.
+    /// For reading and writing, with a quarter of the memory that the process may use as cache.
     pub fn new() -> VolumeOptions {
         VolumeOptions {
             read_only: false,
@@ -190,7 +190,7 @@ impl VolumeOptions {
     }
 
     /// Limit of the page cache in bytes (data, headers, index, I/O buffers, inodes); else a quarter of
-    /// memory.
+    /// the machine's memory or of the lowest limit of the process's control groups, whichever is less.
     #[must_use]
     pub fn cache_bytes(mut self, bytes: u64) -> VolumeOptions {
         self.cache_bytes = Some(bytes);

@@ -16,12 +16,6 @@ pub fn slow_build() -> Option<&'static str> {
     }
 }
 
-/// Bytes of memory of this machine.
-pub fn memory_bytes() -> u64 {
-    let info = rustix::system::sysinfo();
-    info.totalram as u64 * u64::from(info.mem_unit)
-}
-
 /// Forgets the most memory that a process has had, so that [`resident_peak_bytes`] counts from now on.
 pub fn reset_resident_peak(process: u32) {
     // Where this is refused, the peak counts from the start of the process.
@@ -49,7 +43,8 @@ pub fn kernel_background_dirty_bytes() -> u64 {
     }
 }
 
-fn available_bytes() -> u64 {
+/// Bytes that programs could have without swapping.
+pub fn available_bytes() -> u64 {
     let text = line("/proc/meminfo").unwrap_or_default();
     let kib = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     kib.and_then(|kib| kib.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) * 1024
@@ -66,7 +61,7 @@ pub fn describe(directory: &Path) -> Map<String, Value> {
     let mut put = |name: &str, value: Value| machine.insert(name.to_owned(), value);
     put("cpus", json!(std::thread::available_parallelism().map_or(1, usize::from)));
     put("processor", json!(processor));
-    put("memory_bytes", json!(memory_bytes()));
+    put("memory_bytes", json!(quire_base::memory::machine_bytes()));
     put("kernel", json!(names.release().to_string_lossy()));
     put("directory", json!(directory.display().to_string()));
     put(

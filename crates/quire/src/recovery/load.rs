@@ -321,8 +321,7 @@ pub(crate) fn tree_limits(options: &VolumeOptions) -> TreeLimits {
     TreeLimits::with_cache_bytes(options.node_cache_limit(default_cache_bytes))
 }
 
-/// A quarter of the machine's memory.
+/// A quarter of the memory that this process may use.
 pub(crate) fn default_cache_bytes() -> u64 {
-    let pages = rustix::system::sysinfo();
-    (pages.totalram as u64 * u64::from(pages.mem_unit) / 4).max(32 << 20)
+    (quire_base::memory::usable_bytes() / 4).max(32 << 20)
 }
