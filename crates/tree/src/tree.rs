@@ -328,6 +328,16 @@ impl Tree {
         self.pool.lock().only_kept_blocks()
     }
 
+    /// Nodes that the tree has.
+    pub fn nodes(&self) -> u64 {
+        self.accounting.live()
+    }
+
+    /// Blocks of the pool's chunks.
+    pub fn pool_blocks(&self) -> u64 {
+        self.pool.lock().blocks()
+    }
+
     /// The pool's chunks, ascending.
     pub fn pool_chunks(&self) -> Vec<Run> {
         self.pool.lock().chunks()

@@ -114,13 +114,13 @@ impl Store {
     /// Blocks of the pool up to which it is widened. What the tree has is on top: a tree that has outgrown
     /// the part would else leave room for a few dirty nodes, and one checkpoint would follow the other.
     pub(crate) fn widened_pool_max(&self) -> u64 {
-        self.metadata_copies() * (self.block_count() / WIDENED_PART + self.tree.stats().nodes)
+        self.metadata_copies() * (self.block_count() / WIDENED_PART + self.tree.nodes())
     }
 
     /// Blocks by which a transaction that could be smaller may make the pool larger, in whole chunks: up to a
     /// quarter of the volume.
     pub(crate) fn pool_may_grow_by(&self) -> u64 {
-        let room = (self.block_count() / 4).saturating_sub(self.tree.stats().pool_blocks);
+        let room = (self.block_count() / 4).saturating_sub(self.tree.pool_blocks());
         room / CHUNK_BLOCKS * CHUNK_BLOCKS
     }
 
@@ -129,10 +129,9 @@ impl Store {
     /// have of the pool, and only while an eighth of the volume is free.
     pub(crate) fn widen_pool(&self) -> Result<()> {
         let volume = self.block_count();
-        let pool_blocks = || self.tree.stats().pool_blocks;
-        let pool_max = (2 * pool_blocks()).min(self.widened_pool_max() + self.tree.pool_kept_blocks());
+        let pool_max = (2 * self.tree.pool_blocks()).min(self.widened_pool_max() + self.tree.pool_kept_blocks());
         while self.tree.pool_lacks() >= CHUNK_BLOCKS
-            && pool_blocks() + CHUNK_BLOCKS <= pool_max
+            && self.tree.pool_blocks() + CHUNK_BLOCKS <= pool_max
             && self.alloc.free_blocks() > volume / 8
         {
             let Ok(run) = self.alloc.contiguous(CHUNK_BLOCKS, 1) else { break };

@@ -45,7 +45,7 @@ impl Store {
     /// Gives chunks back that the pool does not need any more.
     pub(crate) fn shrink_pool(&self) -> Result<()> {
         let least = self.widened_pool_max().max(total_blocks(&self.superblock.pool_areas()));
-        if self.read_only || self.tree.stats().pool_blocks <= least || !self.snapshots.is_empty() {
+        if self.read_only || self.tree.pool_blocks() <= least || !self.snapshots.is_empty() {
             return Ok(());
         }
         let retired = self.retire_chunks(least);

@@ -241,8 +241,9 @@ impl Store {
     /// small volume with a full metadata pool that may be few. `cost` says what a number of extents costs.
     pub(crate) fn begin_extents(&self, cost: impl Fn(usize) -> Cost) -> Result<(Transaction<'_>, usize)> {
         for extents in [EXTENTS_PER_TRANSACTION, EXTENTS_PER_TRANSACTION / 4] {
-            // A small volume keeps its space for data: more transactions rather than a larger pool.
-            if !self.has_room_with(self.pool_may_grow_by(), cost(extents)) {
+            // A small volume keeps its space for data: more transactions rather than a larger pool. How far
+            // that may grow is looked up, under the pool's lock, only where it decides.
+            if !self.has_room(cost(extents)) && !self.has_room_with(self.pool_may_grow_by(), cost(extents)) {
                 continue;
             }
             match self.begin(cost(extents)) {
