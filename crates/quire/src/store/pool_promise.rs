@@ -129,7 +129,8 @@ impl Store {
     /// have of the pool, and only while an eighth of the volume is free.
     pub(crate) fn widen_pool(&self) -> Result<()> {
         let volume = self.block_count();
-        let pool_max = (2 * self.tree.pool_blocks()).min(self.widened_pool_max() + self.tree.pool_kept_blocks());
+        let pool_max =
+            (2 * self.tree.pool_blocks()).min(self.widened_pool_max() + self.tree.pool_kept_blocks());
         while self.tree.pool_lacks() >= CHUNK_BLOCKS
             && self.tree.pool_blocks() + CHUNK_BLOCKS <= pool_max
             && self.alloc.free_blocks() > volume / 8
