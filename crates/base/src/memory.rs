@@ -6,7 +6,8 @@
 //! group and of those above it.
 //!
 //! A group's path in `/proc/self/cgroup` need not exist below the mount: in a container it may be the host's.
-//! Its ancestors are looked up like itself, down to the root of the mount, which is the container's own group.
+//! Its ancestors are looked up like itself, down to the root of the mount, which is the container's own
+//! group.
 //!
 //! Neighbours: the volume's default cache and the benchmarks ask; nobody watches a limit that changes later.
 
@@ -57,8 +58,8 @@ fn limit_of(line: &str, mount: &Path) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// The default cache was a quarter of the machine's memory, whatever the control group allowed: a mount in
-    /// a container of 1 GiB on a machine of 64 GiB was killed as soon as its cache had filled.
+    /// The default cache was a quarter of the machine's memory, whatever the control group allowed: a mount
+    /// in a container of 1 GiB on a machine of 64 GiB was killed as soon as its cache had filled.
     #[test]
     fn the_least_limit_of_a_group_and_those_above_it_counts() {
         let mount = tempfile::tempdir().unwrap();
