@@ -42,3 +42,24 @@ pub fn warm(device_bytes: u64, surroundings: &Surroundings<'_>) -> Outcome {
     // All is held until all is touched, so that no page is touched twice.
     drive(surroundings, Until::Done(pieces), parts.collect()).map(drop)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interrupt::Interrupt;
+    use crate::outcome::Trouble;
+    use crate::progress::Progress;
+    use crate::report::machine::{reset_resident_peak, resident_peak_bytes};
+
+    #[test]
+    fn memory_is_touched_until_somebody_interrupts() {
+        let (interrupt, progress) = (Interrupt::none(), Progress::hidden());
+        let surroundings = Surroundings { interrupt: &interrupt, progress: &progress };
+        reset_resident_peak(std::process::id());
+        warm(3 * PIECE, &surroundings).unwrap();
+        let peak = resident_peak_bytes(std::process::id()).unwrap();
+        assert!(peak >= 3 * PIECE, "{peak}");
+        interrupt.raise();
+        assert!(matches!(warm(3 * PIECE, &surroundings), Err(Trouble::Interrupted)));
+    }
+}
