@@ -47,7 +47,7 @@ static struct fio_option options[] = {
         .lname = "cache",
         .type = FIO_OPT_STR_VAL,
         .off1 = offsetof(struct options, cache),
-        .help = "Limit of the volume's page cache (a quarter of memory)",
+        .help = "Limit of the volume's page cache (a quarter of memory, or of the control group's limit, whichever is less)",
         .category = FIO_OPT_C_ENGINE,
         .group = FIO_OPT_G_INVALID,
     },

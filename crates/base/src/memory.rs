@@ -1,21 +1,20 @@
 //! How much memory this process may use.
 //!
-//! A container or a service often has a control group with a limit far below the machine's memory. A cache
-//! that took its share of the machine would be killed there. [`usable_bytes`] is the least of the machine's
-//! memory and the limits (`memory.max`, `memory.high`; `memory.limit_in_bytes` of version 1) of the process's
-//! group and of those above it.
+//! A container or a service often has a control group with a limit far below the machine's memory. The kernel
+//! would kill a process there whose cache took its share of the machine. [`usable_bytes`] is the least of the
+//! machine's memory and the limits (`memory.max`, `memory.high`; `memory.limit_in_bytes` of version 1) of the
+//! process's group and of those above it. A container does not see the limits above its own group.
 //!
 //! A group's path in `/proc/self/cgroup` need not exist below the mount: in a container it may be the host's.
-//! Its ancestors are looked up like itself, down to the root of the mount, which is the container's own
-//! group.
+//! Its ancestors are looked up like itself, up to the root of the mount, which is the container's own group.
 //!
 //! Neighbours: the volume's default cache and the benchmarks ask; nobody watches a limit that changes later.
 
 use rustix::system::sysinfo;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Where control groups are mounted, in both versions.
+/// Where control groups are mounted, in both versions. Beside version 1, version 2 may be in `unified`.
 const GROUPS: &str = "/sys/fs/cgroup";
 
 /// Bytes of memory that this process may use, the least of all limits.
@@ -39,18 +38,20 @@ fn group_limit(groups: &str, mount: &Path) -> Option<u64> {
 fn limit_of(line: &str, mount: &Path) -> Option<u64> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (controllers, path) = (fields.next()?, fields.next()?);
-    let (mount, files): (_, &[&str]) = match controllers {
-        "" => (mount.to_path_buf(), &["memory.max", "memory.high"]),
+    let (mounts, files): (&[&str], &[&str]) = match controllers {
+        "" => (&[".", "unified"], &["memory.max", "memory.high"]),
         _ if controllers.split(',').any(|name| name == "memory") => {
-            (mount.join("memory"), &["memory.limit_in_bytes"])
+            (&["memory"], &["memory.limit_in_bytes"])
         }
         _ => return None,
     };
-    let limit = |file: &Path| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
-    let groups = Path::new(path.trim_start_matches('/')).ancestors();
-    groups
+    let limit = |file: PathBuf| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+    let groups = || Path::new(path.trim_start_matches('/')).ancestors();
+    mounts
+        .iter()
+        .flat_map(|part| groups().map(move |group| mount.join(part).join(group)))
         .flat_map(|group| files.iter().map(move |file| group.join(file)))
-        .filter_map(|file| limit(&mount.join(file)))
+        .filter_map(limit)
         .min()
 }
 
@@ -79,6 +80,8 @@ mod tests {
         assert_eq!(limit("4:cpu,memory:/a/b\n0::/a/b\n"), Some(1000));
         assert_eq!(limit("4:cpu:/a\n"), None);
         assert_eq!(limit("what is this\n"), None);
+        put("unified/c/memory.max", "700\n");
+        assert_eq!(limit("4:cpu:/c\n0::/c\n"), Some(700));
         // A container that sees the host's path has its own group as the root of the mount.
         put("memory.max", "500\n");
         assert_eq!(limit("0::/docker/1234\n"), Some(500));

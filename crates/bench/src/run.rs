@@ -126,7 +126,7 @@ pub fn measure(workload: &Workload, host: &Host) -> Outcome<Report> {
                     }
                     has_holes = lane.spec.discard;
                 }
-                // Figures of another build are for nobody.
+                // The figures of a debug build are of no use: they need no warm memory.
                 if machine::slow_build().is_none() {
                     warm::warm(device_bytes, &surroundings)?;
                 }

@@ -5,8 +5,9 @@
 //! number (chunk number * 512 + block), and the lowest number is taken first: the arena fills from the
 //! bottom, so chunks at the top become wholly free. *Bare* chunks, which have no memory, are taken last.
 //! Wholly free chunks that nobody needed for [`IDLE_TIME`] give their memory back to the system
-//! (`MADV_DONTNEED`), all but [`IDLE_CHUNKS`]. Not at once: a program that deletes one large file and writes
-//! the next would have the system clear each page again.
+//! (`MADV_DONTNEED`), all but [`IDLE_CHUNKS`]. If they gave it back at once, the system would clear each page
+//! again for a program that deletes one large file and writes the next. Those that the limit has no room for
+//! do not wait: other things than folios may be charged to it meanwhile.
 //!
 //! A lower limit leaves what remains in use spread over all chunks. The free pieces between give their memory
 //! back then, once ([`Arena::give_back`]), though that breaks huge pages; later pieces come from the
@@ -38,7 +39,7 @@ pub const CHUNK_BYTES: usize = CHUNK_BLOCKS as usize * BLOCK_SIZE;
 const BATCH_CHUNKS: usize = 32;
 /// Wholly free chunks that keep their memory, against giving it back and taking it again.
 const IDLE_CHUNKS: usize = 8;
-/// Time for which the others keep theirs, nanoseconds.
+/// Time without use after which the other free chunks lose their memory, nanoseconds.
 const IDLE_TIME: i64 = 10_000_000_000;
 /// Pieces that are taken out of the sets at a time, to give them back.
 const PIECES_AT_ONCE: usize = 64;
@@ -72,7 +73,7 @@ struct Inner {
     idle_low: usize,
     /// The bare chunk that is likely to be taken next, and the CPU that is busy with the one before.
     wanted: Option<(usize, usize)>,
-    /// Free pieces, by order. The system may have given us their memory.
+    /// Free pieces, by order. Those of the highest order are free chunks with memory.
     free: [BTreeSet<u32>; ORDER_MAX as usize + 1],
     /// Free chunks without memory, by chunk number.
     bare: BTreeSet<usize>,
@@ -131,33 +132,46 @@ impl Arena {
         inner.chunks_max = chunks;
     }
 
-    /// Gives memory that nobody needs back to the system, a few pieces at a time, so that nobody waits long
-    /// for one: of chunks that were free for some time, and at once of all free pieces after the limit was
-    /// lowered and what is over it dropped.
-    pub fn give_back(&self, now: Timestamp) {
+    /// Gives memory that nobody needs back to the system, a few pieces at a time, so that no thread waits long
+    /// for one. Usually these are chunks that were free for some time, and chunks that hold more than
+    /// `spare_bytes`, which the limit still allows. After the limit was lowered, these are all free pieces, at
+    /// once.
+    pub fn give_back(&self, now: Timestamp, spare_bytes: u64) {
         let mut inner = self.inner.lock();
         let shrunk = std::mem::take(&mut inner.shrunk);
         let since = now.0.saturating_sub(inner.rare.looked.0);
         // The clock may have been set back.
-        if !shrunk && (0..IDLE_TIME).contains(&since) {
-            return;
+        let is_due = !(0..IDLE_TIME).contains(&since);
+        let idle = inner.idle();
+        let unneeded = match (shrunk, is_due) {
+            (true, _) => idle,
+            (false, true) => inner.idle_low.min(idle),
+            (false, false) => 0,
+        };
+        let surplus = idle.saturating_sub((spare_bytes / CHUNK_BYTES as u64) as usize);
+        let count = unneeded.max(surplus).saturating_sub(IDLE_CHUNKS);
+        // Before the lock is released: another thread is not to give the same chunks back.
+        let left = idle - count;
+        if shrunk || is_due {
+            inner.rare.looked = now;
+            inner.idle_low = left;
+        } else {
+            inner.idle_low = inner.idle_low.min(left);
         }
-        let idle = if shrunk { inner.idle() } else { inner.idle_low };
         drop(inner);
-        self.give_back_chunks(idle.saturating_sub(IDLE_CHUNKS));
-        let mut inner = self.inner.lock();
-        inner.rare.looked = now;
-        inner.idle_low = inner.idle();
-        drop(inner);
+        self.give_back_chunks(count);
         if shrunk {
             self.give_back_pieces();
         }
     }
 
-    /// Makes so many free chunks bare, from the top.
+    /// Makes so many free chunks bare, from the top, as long as more than the reserve is free.
     fn give_back_chunks(&self, count: usize) {
         for _ in 0..count {
             let mut inner = self.inner.lock();
+            if inner.idle() <= IDLE_CHUNKS {
+                return;
+            }
             // In no set meanwhile, so it is ours.
             let Some(number) = inner.free[ORDER_MAX as usize].pop_last() else { return };
             let start = inner.memory(number);

@@ -394,10 +394,11 @@ impl Core {
         self.spares.drain().map(|folio| self.give_back(folio)).count() as u64 * BLOCK_SIZE as u64
     }
 
-    /// Memory that nobody needs goes back to the system, once a lower limit has taken effect.
+    /// Gives memory that nobody needs back to the system. While more is used than the limit allows, it does
+    /// nothing.
     pub fn trim(&self) {
-        if self.budget.used() <= self.budget.limit() {
-            self.arena.give_back(self.clock.now());
+        if let Some(spare) = self.budget.limit().checked_sub(self.budget.used()) {
+            self.arena.give_back(self.clock.now(), spare);
         }
     }
 

@@ -148,8 +148,8 @@ typedef struct quire_volume_options {
     uint32_t size;
     // QUIRE_READ_ONLY, QUIRE_DISCARD, QUIRE_LAZY_TIMES, QUIRE_NO_AUTO_DA_ALLOC.
     uint32_t flags;
-    // Limit of the page cache; 0: a quarter of the machine's memory, or of the lowest limit of the process's
-    // control groups. The pages are the process's own.
+    // Limit of the page cache; 0: a quarter of the machine's memory or of the lowest limit of the process's
+    // control groups, whichever is less. The pages are the process's own.
     uint64_t cache_bytes;
     // Limit of the cache of metadata; 0: an eighth of the page cache's, at least 64 MiB, at most 1 GiB.
     uint64_t node_cache_bytes;

@@ -71,8 +71,8 @@ pub struct VolumeOptions {
     pub size: u32,
     /// QUIRE_READ_ONLY, QUIRE_DISCARD, QUIRE_LAZY_TIMES, QUIRE_NO_AUTO_DA_ALLOC.
     pub flags: u32,
-    /// Limit of the page cache; 0: a quarter of the machine's memory, or of the lowest limit of the process's
-    /// control groups. The pages are the process's own.
+    /// Limit of the page cache; 0: a quarter of the machine's memory or of the lowest limit of the process's
+    /// control groups, whichever is less. The pages are the process's own.
     pub cache_bytes: u64,
     /// Limit of the cache of metadata; 0: an eighth of the page cache's, at least 64 MiB, at most 1 GiB.
     pub node_cache_bytes: u64,

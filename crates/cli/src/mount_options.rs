@@ -92,8 +92,8 @@ Mount options (-o, separated by commas):
                          (an open reader then makes later writers of its file exclude one another), or the
                          kernel (quicker for a single reader; a read that races with a write may see half of
                          it, as on ext4)
-  cache_size=SIZE        limit of Quire's cache (default: a quarter of memory,
-                         or of the control group's limit)
+  cache_size=SIZE        limit of Quire's cache (default: a quarter of memory or
+                         of the control group's limit, whichever is less)
   node_cache=SIZE        limit of the cache of metadata nodes, beside cache_size (default: an eighth of cache_size,
                          from 64M to 1G)
   commit=SECONDS         unsynced changes are made durable after this time (default 5)

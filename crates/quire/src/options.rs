@@ -302,8 +302,16 @@ impl VolumeOptions {
     /// The node cache that they ask for.
     pub(crate) fn node_cache_limit(&self, default_bytes: impl FnOnce() -> u64) -> u64 {
         self.node_cache_bytes.unwrap_or_else(|| {
-            let page_cache = self.cache_bytes.unwrap_or_else(default_bytes);
-            (page_cache / 8).clamp(*NODE_CACHE_BYTES.start(), *NODE_CACHE_BYTES.end())
+            let least = *NODE_CACHE_BYTES.start();
+            // A page cache whose size nobody chose says how little memory there is.
+            let (page_cache, least) = match self.cache_bytes {
+                Some(bytes) => (bytes, least),
+                None => {
+                    let bytes = default_bytes();
+                    (bytes, least.min(bytes))
+                }
+            };
+            (page_cache / 8).clamp(least, *NODE_CACHE_BYTES.end())
         })
     }
 
@@ -333,6 +341,8 @@ mod tests {
             options.node_cache_limit(|| memory_share) >> 20
         };
         assert_eq!(node_cache(None, 256 << 20), 64);
+        assert_eq!(node_cache(None, 32 << 20), 32, "a small control group");
+        assert_eq!(node_cache(Some(32 << 20), 32 << 20), 64);
         assert_eq!(node_cache(None, 4 << 30), 512);
         assert_eq!(node_cache(None, 64 << 30), 1024);
         assert_eq!(node_cache(Some(1 << 30), 64 << 30), 128);

@@ -163,7 +163,7 @@ class Volume(_native.NativeVolume):
     crash. Nothing checks permissions: the program owns the volume.
 
     `access_times` is `"relative"`, `"never"` or `"strict"`; `commit_seconds` bounds how long unsynced changes stay in
-    memory; `cache_bytes` is a quarter of memory (of the control group's limit, where that is less) if not given. `snapshot`
+    memory. `cache_bytes` is by default a quarter of memory or of the control group's limit, whichever is less. `snapshot`
     opens a snapshot of an image that nobody uses, read-only.
     """
 
