@@ -52,7 +52,7 @@ pub enum ErrorKind {
     NotPermitted,
     /// The extended attribute does not exist.
     NoAttribute,
-    /// The attribute does not fit the caller's buffer, or is over 64 KiB.
+    /// The attribute does not fit the caller's buffer, or its name has more than 255 bytes, or none.
     Range,
     /// An attribute value is larger than the format holds.
     TooLarge,

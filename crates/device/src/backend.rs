@@ -1,15 +1,6 @@
 //! What a block device must be able to do, and the requests that travel to it.
 //!
-//! Contract of every backend:
-//!
-//! * Addresses and lengths are whole blocks within [`Backend::blocks`]; anything else is an error, not a
-//!   panic.
-//! * A write that has returned (or whose `done` ran with `Ok`) is visible to later reads, and survives the
-//!   process; it survives a power cut only if a [`Backend::flush`] called after that returns `Ok`.
-//! * `submit` starts requests in any order and runs each `done` exactly once: on the backend's completion
-//!   thread, or on the submitting thread before `submit` returns. So the submitter holds no lock that a
-//!   `done` takes, and a `done` never waits for other I/O.
-//! * A failed write leaves old, new or mixed bytes in its blocks.
+//! The contract of every backend is with [`Backend`].
 //!
 //! Neighbours: [`crate::Device`] is the only caller in the engine.
 
@@ -118,7 +109,7 @@ pub struct Io {
     pub at: BlockNo,
     /// Memory, in device order.
     pub segments: Vec<Segment>,
-    /// Runs once; see the module's contract for where.
+    /// Runs once; [`Backend`] says where.
     pub done: Done,
 }
 
@@ -140,7 +131,18 @@ impl fmt::Debug for Io {
     }
 }
 
-/// A block device. See the module's contract.
+/// A block device.
+///
+/// Contract:
+///
+/// * Addresses and lengths are whole blocks within [`Backend::blocks`]; anything else is an error, not a
+///   panic.
+/// * A write that has returned (or whose `done` ran with `Ok`) is visible to later reads, and survives the
+///   process; it survives a power cut only if a [`Backend::flush`] called after that returns `Ok`.
+/// * `submit` starts requests in any order and runs each `done` exactly once: on the backend's completion
+///   thread, or on the submitting thread before `submit` returns. So the submitter holds no lock that a
+///   `done` takes, and a `done` never waits for other I/O.
+/// * A failed write leaves old, new or mixed bytes in its blocks.
 pub trait Backend: Send + Sync {
     /// Size in blocks.
     fn blocks(&self) -> u64;
@@ -183,7 +185,7 @@ pub trait Backend: Send + Sync {
     /// Tells the medium that the blocks hold nothing of value; afterwards they read as anything.
     /// `Unsupported` where the medium does not discard.
     fn discard(&self, at: BlockNo, count: u64) -> Result<()>;
-    /// Starts the requests; see the contract for `done`.
+    /// Starts the requests; [`Backend`] says when and where each `done` runs.
     fn submit(&self, class: IoClass, ios: Vec<Io>);
 }
 

@@ -16,6 +16,8 @@ type Ended = (Result<usize>, AlignedBuf);
 #[derive(Default)]
 struct State {
     ended: Option<Ended>,
+    /// It has ended, and perhaps given its outcome.
+    is_over: bool,
     waker: Option<Waker>,
 }
 
@@ -61,6 +63,7 @@ impl DirectIo {
         begin(Box::new(move |buffer, outcome| {
             let mut state = request.state.lock();
             state.ended = Some((outcome, buffer));
+            state.is_over = true;
             let waker = state.waker.take();
             drop(state);
             request.over.notify_all();
@@ -75,10 +78,12 @@ impl DirectIo {
     }
 
     /// Waits on this thread, which must not be one that ends requests.
+    ///
+    /// Panics if the future has given its outcome.
     pub fn wait(self) -> (Result<usize>, AlignedBuf) {
         let mut state = self.shared.state.lock();
         loop {
-            match state.ended.take() {
+            match state.take() {
                 Some(ended) => return ended,
                 None => self.shared.over.wait(&mut state),
             }
@@ -87,7 +92,16 @@ impl DirectIo {
 
     /// Whether it has ended, so that waiting for it does not wait.
     pub fn is_over(&self) -> bool {
-        self.shared.state.lock().ended.is_some()
+        self.shared.state.lock().is_over
+    }
+}
+
+impl State {
+    /// The outcome, once; `None` while the request is under way.
+    fn take(&mut self) -> Option<Ended> {
+        let ended = self.ended.take();
+        assert!(ended.is_some() || !self.is_over, "a DirectIo gives its outcome once, and has given it");
+        ended
     }
 }
 
@@ -96,7 +110,7 @@ impl Future for DirectIo {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.shared.state.lock();
-        if let Some(ended) = state.ended.take() {
+        if let Some(ended) = state.take() {
             return Poll::Ready(ended);
         }
         if !state.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {

@@ -127,7 +127,7 @@ impl File {
                             "inode {} ends at {}, before offset {}",
                             self.inode.number(),
                             offset + done as u64,
-                            offset + buf.len() as u64
+                            offset.saturating_add(buf.len() as u64)
                         ),
                     ));
                 }
@@ -328,7 +328,8 @@ impl File {
         or_past_the_end(self.inodes.seek_data(&self.inode, offset))
     }
 
-    /// The first byte of a hole at or behind `offset`; the end of the file counts as one. `None` behind it.
+    /// The first byte of a hole at or behind `offset`; the end of the file counts as one. `None` if `offset` is there
+    /// or behind it.
     pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
         or_past_the_end(self.inodes.seek_hole(&self.inode, offset))
     }

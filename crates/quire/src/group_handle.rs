@@ -86,6 +86,12 @@ impl Group {
     }
 }
 
+impl std::fmt::Debug for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 impl From<Group> for InodeGroup {
     fn from(group: Group) -> InodeGroup {
         group.0

@@ -132,7 +132,10 @@ impl OpenVolume {
 impl Drop for OpenVolume {
     fn drop(&mut self) {
         let is_closed = self.closed.lock().is_some();
-        if !is_closed && let Err(error) = self.close() {
+        if is_closed {
+            // What was looked up since the close holds the engine, which holds it.
+            self.engine.inodes.clear();
+        } else if let Err(error) = self.close() {
             tracing::error!(%error, "closing the volume");
         }
     }

@@ -42,7 +42,7 @@ impl FormatOptions {
         formatted
     }
 
-    /// Makes a volume on any backend.
+    /// Makes a volume on any backend. Nothing may have a volume open there.
     pub fn format_backend(&self, backend: Arc<dyn Backend>) -> Result<VolumeInfo> {
         mkfs::format(backend, self).map(|superblock| VolumeInfo::of(&superblock))
     }
@@ -53,6 +53,12 @@ impl VolumeOptions {
     /// (`nbd://HOST:PORT/EXPORT`). One process at a time may have it open for writing. On a server's device
     /// a mark names that process, and an opening beside it is refused; two processes at the same moment may
     /// both succeed, and then at least one shuts down soon.
+    ///
+    /// What this process may only read is opened read-only: [`Volume::is_read_only`] says so, and
+    /// [`Volume::recovery`] why.
+    ///
+    /// Errors: `Busy` if somebody else has it open, after a wait of half a second; `NotFound`, `AccessDenied`
+    /// and other errors of the device; `UnknownFormat` and `Corrupt` for what is no volume, or a damaged one.
     #[cfg(not(any(loom, shuttle)))]
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Volume> {
         let path = path.as_ref();
@@ -64,7 +70,8 @@ impl VolumeOptions {
         self.open_backend(backend)
     }
 
-    /// Opens the volume on any backend.
+    /// Opens the volume on any backend. A backend is not locked as an image is: to open the volume on it
+    /// twice at a time loses what one of the two has written.
     pub fn open_backend(&self, backend: Arc<dyn Backend>) -> Result<Volume> {
         Volume::open_with(backend, self)
     }

@@ -9,7 +9,7 @@
 use super::metadata::{FileTimes, Metadata};
 use super::open_options::OpenOptions;
 use super::read_dir::ReadDir;
-use super::walk::{Walk, with_path};
+use super::walk::{Purpose, Walk, with_path};
 use crate::attributes::SetAttributes;
 use crate::file_handle::File;
 use crate::inode::InodeRef;
@@ -51,39 +51,35 @@ impl Volume {
         with_path(Walk::new(self.inodes(), path).and_then(|walk| walk.inode(follow_last)), doing, path)
     }
 
-    /// Does `act` with the directory and the last name of a path.
+    /// Does `act` with the directory and the last name of a path, which is for `purpose`.
     fn at_name<T>(
         &self,
         path: &Path,
         doing: &str,
-        act: impl FnOnce(&InodeRef, &[u8]) -> Result<T>,
-    ) -> Result<T> {
-        self.at_new_name(path, doing, None, act)
-    }
-
-    /// As [`Volume::at_name`], for a new name of what is no directory: `no_directory` is the error for a path
-    /// that asks for one.
-    fn at_new_name<T>(
-        &self,
-        path: &Path,
-        doing: &str,
-        no_directory: Option<ErrorKind>,
+        purpose: Purpose,
         act: impl FnOnce(&InodeRef, &[u8]) -> Result<T>,
     ) -> Result<T> {
         let done = Walk::new(self.inodes(), path)
-            .and_then(|walk| walk.name(no_directory))
+            .and_then(|walk| walk.name(purpose))
             .and_then(|(directory, name)| act(&directory, &name));
         with_path(done, doing, path)
     }
 
-    /// A file's whole contents.
+    /// A file's whole contents; an error of kind `NoMemory` if there is too little memory for them.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
         let path = path.as_ref();
         let file = self.open_file(path)?;
         let mut contents = Vec::new();
+        let reserve = |contents: &mut Vec<u8>, bytes: u64| {
+            let reserved = usize::try_from(bytes).ok().filter(|more| contents.try_reserve_exact(*more).is_ok());
+            let no_memory = || format!("reading {}: no memory for {bytes} bytes", path.display());
+            reserved.ok_or_else(|| Error::new(ErrorKind::NoMemory, no_memory()))
+        };
+        // One byte more than there should be, so that the end is found without another buffer.
+        reserve(&mut contents, file.size().saturating_add(1))?;
         loop {
-            // One byte more than there should be, so that the end is found without another buffer.
-            let rest = file.size().saturating_sub(contents.len() as u64).min(READ_BYTES) as usize + 1;
+            let rest = file.size().saturating_sub(contents.len() as u64).min(READ_BYTES) + 1;
+            let rest = reserve(&mut contents, rest)?;
             let done = contents.len();
             contents.resize(done + rest, 0);
             let count = with_path(file.read_at(&mut contents[done..], done as u64), "reading", path)?;
@@ -110,7 +106,8 @@ impl Volume {
     }
 
     /// Copies the contents and permissions of a file to another, which is created or replaced; gives the
-    /// bytes copied. Holes stay holes.
+    /// bytes copied. Holes stay holes. To copy a file to itself is an error of kind `Invalid`, and leaves it as
+    /// it is.
     pub fn copy(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<u64> {
         let (from, to) = (from.as_ref(), to.as_ref());
         let source = self.open_file(from)?;
@@ -159,12 +156,8 @@ impl Volume {
         let create = |directory: &InodeRef, name: &[u8]| {
             self.inodes().create(directory, name, &Create::directory(0o755))
         };
-        match self.at_name(path.as_ref(), "creating directory", create) {
-            Ok(_) => Ok(()),
-            // The root and what "." and ".." mean are there.
-            Err(error) if error.kind() == ErrorKind::Busy => Err(error.with_kind(ErrorKind::Exists)),
-            Err(error) => Err(error),
-        }
+        let purpose = Purpose::New { directory: true };
+        self.at_name(path.as_ref(), "creating directory", purpose, create).map(drop)
     }
 
     /// Creates a directory and those above it that are missing.
@@ -176,8 +169,9 @@ impl Volume {
             match self.metadata(above) {
                 Ok(found) if found.is_dir() => break,
                 Ok(_) => {
+                    let kind = if above == path { ErrorKind::Exists } else { ErrorKind::NotDirectory };
                     return Err(Error::new(
-                        ErrorKind::NotDirectory,
+                        kind,
                         format!("creating directory {}: {} is no directory", path.display(), above.display()),
                     ));
                 }
@@ -200,13 +194,14 @@ impl Volume {
     /// Removes an empty directory.
     pub fn remove_dir(&self, path: impl AsRef<Path>) -> Result<()> {
         let remove = |directory: &InodeRef, name: &[u8]| self.inodes().remove_dir(directory, name);
-        self.at_name(path.as_ref(), "removing directory", remove)
+        self.at_name(path.as_ref(), "removing directory", Purpose::RemoveDirectory, remove)
     }
 
     /// Removes a directory and everything below it. Symbolic links are removed, not followed.
     pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        self.at_name(path, "removing directory", |directory, name| self.remove_tree(directory, name, path))
+        let remove = |directory: &InodeRef, name: &[u8]| self.remove_tree(directory, name, path);
+        self.at_name(path, "removing directory", Purpose::RemoveDirectory, remove)
     }
 
     fn remove_tree(&self, parent: &InodeRef, name: &[u8], path: &Path) -> Result<()> {
@@ -270,7 +265,7 @@ impl Volume {
     /// Removes a file's name, or a link. The file is freed with its last name and its last [`File`].
     pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<()> {
         let remove = |directory: &InodeRef, name: &[u8]| self.inodes().remove_file(directory, name);
-        self.at_name(path.as_ref(), "removing", remove)
+        self.at_name(path.as_ref(), "removing", Purpose::RemoveFile, remove)
     }
 
     /// Renames, atomically, over what has the new name if that may be replaced.
@@ -286,10 +281,9 @@ impl Volume {
         flags: RenameFlags,
     ) -> Result<()> {
         let (from, to) = (from.as_ref(), to.as_ref());
-        self.at_name(from, "renaming", |directory, name| {
+        self.at_name(from, "renaming", Purpose::From, |directory, name| {
             let is_directory = self.inodes().lookup(directory, name)?.kind() == FileType::Directory;
-            let no_directory = (!is_directory).then_some(ErrorKind::NotDirectory);
-            self.at_new_name(to, "to", no_directory, |to_directory, to_name| {
+            self.at_name(to, "to", Purpose::To { directory: is_directory }, |to_directory, to_name| {
                 self.inodes().rename(directory, name, to_directory, to_name, flags)
             })
         })
@@ -300,15 +294,16 @@ impl Volume {
     pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let inode = self.walk_to(original.as_ref(), false, "linking")?;
         let create = |directory: &InodeRef, name: &[u8]| self.inodes().hard_link(&inode, directory, name);
-        self.at_new_name(link.as_ref(), "linking as", Some(ErrorKind::NotFound), create)
+        self.at_name(link.as_ref(), "linking as", Purpose::New { directory: false }, create)
     }
 
     /// Creates a symbolic link at `link` that leads to `original`.
     pub fn symlink(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let target = original.as_ref().as_os_str().as_bytes();
-        self.at_new_name(link.as_ref(), "creating link", Some(ErrorKind::NotFound), |directory, name| {
+        let create = |directory: &InodeRef, name: &[u8]| {
             self.inodes().symlink(directory, name, target, Caller::default()).map(drop)
-        })
+        };
+        self.at_name(link.as_ref(), "creating link", Purpose::New { directory: false }, create)
     }
 
     /// Where a symbolic link leads.

@@ -130,8 +130,8 @@ pub struct Statfs {
 }
 
 impl Volume {
-    /// Opens the volume in an image file or on a block device, for reading and writing. [`VolumeOptions`] has
-    /// everything else.
+    /// Opens the volume in an image file or on a block device, for reading and writing; see
+    /// [`VolumeOptions::open`], which takes options.
     #[cfg(not(any(loom, shuttle)))]
     pub fn open(path: impl AsRef<std::path::Path>) -> Result<Volume> {
         VolumeOptions::new().open(path)
@@ -151,8 +151,8 @@ impl Volume {
     }
 
     /// Writes everything back, checkpoints, marks the volume clean. Changes that other clones make afterwards
-    /// fail. Of several calls, by clones, the first does the work; the others wait for it and give its
-    /// outcome.
+    /// fail; reads go on. Of several calls, by clones, the first does the work; the others wait for it and
+    /// give its outcome. The image stays locked until the last clone, [`File`] and lease is dropped.
     ///
     /// Errors: those of the device; the volume's [`Volume::failure`]. Not everything is durable then.
     pub fn close(self) -> Result<()> {
@@ -232,9 +232,13 @@ impl Volume {
         self.engine().background_step()
     }
 
-    /// Writes a checkpoint now.
+    /// Writes a checkpoint now. While the volume is frozen, it waits.
+    ///
+    /// Errors: `ReadOnly`; the volume's [`Volume::failure`]; those of the device, which shut the volume down.
     pub fn checkpoint(&self) -> Result<()> {
-        self.engine().store.checkpoint_now()
+        let store = &self.engine().store;
+        store.check_writable()?;
+        store.checkpoint_now()
     }
 
     /// Waits until every unlinked inode without a user has been freed.

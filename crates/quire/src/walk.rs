@@ -30,6 +30,19 @@ pub(super) enum Place {
     Name(InodeRef, Vec<u8>, Option<InodeRef>),
 }
 
+/// What the last name of a path is for. It decides what a path means that ends in no name, or in a slash.
+#[derive(Clone, Copy)]
+pub(super) enum Purpose {
+    /// A directory, or something else, is to be made under it.
+    New { directory: bool },
+    RemoveFile,
+    RemoveDirectory,
+    /// It is to be renamed.
+    From,
+    /// A directory, or something else, is to be renamed to it.
+    To { directory: bool },
+}
+
 /// A path on its way through the volume.
 pub(super) struct Walk<'a> {
     inodes: &'a Inodes,
@@ -39,7 +52,7 @@ pub(super) struct Walk<'a> {
     /// The path, or the target of a link at its end, ends in a slash or in `.`: it leads to a directory.
     pub(super) to_directory: bool,
     /// The path itself ends in `.`.
-    ends_in_dot: bool,
+    pub(super) ends_in_dot: bool,
 }
 
 /// Whether a path asks for a directory, and whether it does so by a `.` at its end.
@@ -137,28 +150,42 @@ impl<'a> Walk<'a> {
     }
 
     /// The directory and the last name, for what makes, moves or removes that name. A slash behind it asks
-    /// for a directory: one that is there, or that is about to be made; where none is, `no_directory` is the
-    /// error.
-    pub(super) fn name(mut self, no_directory: Option<ErrorKind>) -> Result<(InodeRef, Vec<u8>)> {
-        match self.last(false)? {
-            Place::Name(directory, name, _) if self.to_directory => {
-                let found = self.inodes.find(&directory, &name)?;
-                let wrong = match found.map(|inode| inode.kind()) {
-                    Some(FileType::Directory) => self.ends_in_dot.then_some(ErrorKind::Busy),
-                    Some(_) => Some(ErrorKind::NotDirectory),
-                    None if self.ends_in_dot => Some(ErrorKind::NotFound),
-                    None => no_directory,
-                };
-                match wrong {
-                    None => Ok((directory, name)),
-                    Some(ErrorKind::Busy) => Err(Error::new(ErrorKind::Busy, "the path ends in \".\"")),
-                    Some(kind) => Err(Error::new(kind, "the path asks for a directory, and leads to none")),
-                }
-            }
-            Place::Name(directory, name, _) => Ok((directory, name)),
-            Place::Inode(_) => {
-                Err(Error::new(ErrorKind::Busy, "the path ends in the root, in \".\" or in \"..\""))
-            }
+    /// for a directory: one that is there, or that is about to be made.
+    pub(super) fn name(mut self, purpose: Purpose) -> Result<(InodeRef, Vec<u8>)> {
+        let (directory, name) = match self.last(false)? {
+            Place::Name(directory, name, _) => (directory, name),
+            Place::Inode(_) => return Err(self.no_name(purpose)),
+        };
+        if !self.to_directory {
+            return Ok((directory, name));
         }
+        let kind = self.inodes.find(&directory, &name)?.map(|inode| inode.kind());
+        let wrong = match (purpose, kind) {
+            (Purpose::New { .. }, Some(_)) => ErrorKind::Exists,
+            (Purpose::To { directory: false }, Some(_)) => ErrorKind::NotDirectory,
+            (_, Some(FileType::Directory)) if self.ends_in_dot => return Err(self.no_name(purpose)),
+            (_, Some(FileType::Directory)) => return Ok((directory, name)),
+            (_, Some(_)) => ErrorKind::NotDirectory,
+            (_, None) if self.ends_in_dot => ErrorKind::NotFound,
+            (Purpose::New { directory: false }, None) => ErrorKind::NotFound,
+            (Purpose::To { directory: false }, None) => ErrorKind::NotDirectory,
+            (_, None) => return Ok((directory, name)),
+        };
+        let why = match wrong {
+            ErrorKind::Exists => "the name is taken",
+            _ => "the path asks for a directory, and leads to none",
+        };
+        Err(Error::new(wrong, why))
+    }
+
+    /// The error for a path that ends in no name.
+    fn no_name(&self, purpose: Purpose) -> Error {
+        let kind = match purpose {
+            Purpose::New { .. } => ErrorKind::Exists,
+            Purpose::RemoveFile => ErrorKind::IsDirectory,
+            Purpose::RemoveDirectory if self.ends_in_dot => ErrorKind::Invalid,
+            Purpose::RemoveDirectory | Purpose::From | Purpose::To { .. } => ErrorKind::Busy,
+        };
+        Error::new(kind, "the path ends in the root, in \".\" or in \"..\"")
     }
 }

@@ -180,28 +180,6 @@ impl Engine {
         done
     }
 
-    /// Runs `attempt`; if it finds no space, makes freed blocks reusable and runs it once more. It does so
-    /// also if no blocks wait to be freed: the last of them may have become free since the attempt.
-    pub(crate) fn retry_without_space<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
-        match attempt() {
-            Err(error) if error.kind() == ErrorKind::NoSpace => {
-                self.recover_space()?;
-                attempt()
-            }
-            other => other,
-        }
-    }
-
-    /// Makes freed blocks reusable: orphans that wait are freed, then everything is forced.
-    fn recover_space(&self) -> Result<()> {
-        patience::check("freed blocks to become durable")?;
-        if self.store.options.threads && !self.reaper.is_idle() {
-            self.reaper.await_idle(std::time::Duration::from_secs(10));
-        }
-        // Also if none is counted as waiting: another thread may have it in hand.
-        self.store.force_frees()
-    }
-
     pub(crate) fn write_buffered(
         &self,
         inode: &InodeRef,

@@ -36,6 +36,7 @@ pub(crate) mod exclusive;
 pub(crate) mod fallocate;
 pub(crate) mod file_sync;
 pub(crate) mod fsync;
+pub(crate) mod full;
 pub(crate) mod journaled;
 pub(crate) mod prepared;
 pub mod range_lock;

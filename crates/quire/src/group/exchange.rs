@@ -279,6 +279,8 @@ impl Engine {
             Cost { keys: keys.len(), ..Cost::new(3 * files.len(), 256 * files.len()).with_extents(extents) };
         let transaction = self.store.begin(cost).map_err(|error| match error.kind() {
             ErrorKind::NoSpace if extents > EXTENTS_PER_TRANSACTION => too_many(extents),
+            // It would be larger than a record of this journal.
+            ErrorKind::Invalid => too_many(extents),
             _ => error,
         })?;
         transaction.warm(&keys)?;

@@ -61,6 +61,12 @@ const CHUNK_BYTES: usize = 1 << 20;
 const ALL_GROUPS_BYTES_MIN: u64 = 16 << 20;
 /// Runs of blocks that a group of more than a record has, at most: the files' own extents count too.
 const EXCHANGE_RUNS: usize = exchange::EXTENTS_MAX / 4;
+/// Files of a group that may each take as many blocks ahead as are streamed at once; more files take less.
+const FILES_AHEAD: u64 = 4;
+/// The part of the free blocks that a file takes ahead at most.
+const FREE_AHEAD: u64 = 64;
+/// Bytes of a large group's record for each of its files.
+const FILE_BYTES: usize = 1024;
 /// Files that a group has at most: a commit may hold all of them, on a level of the stack each.
 const FILES_MAX: usize = 512;
 
@@ -204,8 +210,11 @@ impl InodeGroup {
     ) -> Result<()> {
         // From here on it may wait for the device, in the middle of what it does.
         patience::check("a large group's blocks")?;
-        engine.check_places(blocks, runs)?;
-        let ahead = engine.stream_bytes() / BLOCK_SIZE as u64;
+        engine.check_places(blocks, runs, self.files.len())?;
+        // Many files together do not take much more ahead than a few, and none empties a small volume.
+        let most = engine.stream_bytes() / BLOCK_SIZE as u64;
+        let share = most * FILES_AHEAD / (self.files.len() as u64).max(FILES_AHEAD);
+        let ahead = share.min(engine.store.alloc.free_blocks() / FREE_AHEAD);
         for (other, file) in &mut self.files {
             let blocks = if *other == number { with } else { file.counts().0 };
             file.streamed.ensure(blocks, ahead)?;
@@ -360,6 +369,12 @@ impl InodeGroup {
     }
 }
 
+impl std::fmt::Debug for InodeGroup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "group over {} files, {} bytes in memory", self.files.len(), self.memory())
+    }
+}
+
 impl Drop for InodeGroup {
     fn drop(&mut self) {
         self.volume.engine.group_memory.fetch_sub(self.charged, Ordering::Relaxed);
@@ -393,18 +408,22 @@ impl Engine {
         (self.cache.limit_bytes() / 2).max(ALL_GROUPS_BYTES_MIN)
     }
 
-    /// An error if a large group may not be in so many places.
-    fn check_places(&self, blocks: u64, runs: usize) -> Result<()> {
-        if runs > EXCHANGE_RUNS {
-            let text = format!(
-                "a group of {} KiB in {runs} places: of more than {} KiB this volume takes {EXCHANGE_RUNS} \
-                 places at once (see: quire mkfs --journal-size)",
-                blocks * BLOCK_SIZE as u64 / 1024,
-                self.group_to_journal() / 1024
-            );
-            return Err(Error::new(ErrorKind::TooLarge, text));
-        }
-        Ok(())
+    /// An error if a large group may not be in so many places, or in so many files: its record would be
+    /// larger than the journal takes.
+    fn check_places(&self, blocks: u64, runs: usize, files: usize) -> Result<()> {
+        let files_max = self.store.journal.as_ref().map_or(0, |journal| journal.payload_max() / FILE_BYTES);
+        let (what, count, most) = match () {
+            () if runs > EXCHANGE_RUNS => ("places", runs, EXCHANGE_RUNS),
+            () if files > files_max => ("files", files, files_max),
+            () => return Ok(()),
+        };
+        let text = format!(
+            "a group of {} KiB in {count} {what}: of more than {} KiB this volume takes {most} {what} at once \
+             (see: quire mkfs --journal-size)",
+            blocks * BLOCK_SIZE as u64 / 1024,
+            self.group_to_journal() / 1024
+        );
+        Err(Error::new(ErrorKind::TooLarge, text))
     }
 
     /// Counts bytes that a group has in memory.

@@ -135,15 +135,17 @@ impl Engine {
         self: &Arc<Engine>,
         directory: &InodeRef,
         name: &[u8],
-        new: impl FnOnce() -> Result<NewInode>,
+        new: impl Fn() -> Result<NewInode>,
     ) -> Result<InodeRef> {
         let _change = self.begin_change()?;
         directory.names()?;
         check_new_name(directory, name)?;
         let hash = self.store.name_hash(name);
-        let _entered = enter(directory, hash)?;
-        let cookie = self.store.search_entry(directory.number(), hash, name)?.vacant(directory, name)?;
-        self.create_inode(new()?, Some(&Naming { directory, name, cookie }))
+        self.retry_without_space(|| {
+            let _entered = enter(directory, hash)?;
+            let cookie = self.store.search_entry(directory.number(), hash, name)?.vacant(directory, name)?;
+            self.create_inode(new()?, Some(&Naming { directory, name, cookie }))
+        })
     }
 
     /// What a new inode in a directory starts with.

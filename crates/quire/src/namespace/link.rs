@@ -31,16 +31,16 @@ impl Engine {
     ) -> Result<()> {
         let _change = self.begin_change()?;
         directory.names()?;
+        check_new_name(directory, name)?;
+        let hash = self.store.name_hash(name);
+        let _entered = enter(directory, hash)?;
+        let cookie = self.store.search_entry(directory.number(), hash, name)?.vacant(directory, name)?;
         if inode.kind() == FileType::Directory {
             return Err(Error::new(
                 ErrorKind::NotPermitted,
                 format!("inode {} is a directory: it has one name only", inode.number()),
             ));
         }
-        check_new_name(directory, name)?;
-        let hash = self.store.name_hash(name);
-        let _entered = enter(directory, hash)?;
-        let cookie = self.store.search_entry(directory.number(), hash, name)?.vacant(directory, name)?;
 
         // Entry, inode, orphan.
         let mut transaction = self.store.begin(Cost::new(3, INODE_BYTES + ENTRY_BYTES_MAX))?;

@@ -99,6 +99,10 @@ pub(crate) fn open_unfinished(
     let records = loaded.report.records;
     let mut report = loaded.report.clone();
     report.read_only_because = superblock.read_only_because().map(|error| error.to_string());
+    if device.is_read_only() && !options.read_only {
+        let why = || format!("this process may only read {}", device.name());
+        report.read_only_because.get_or_insert_with(why);
+    }
     if records > 0 {
         tracing::info!(records, "journal replayed");
     }

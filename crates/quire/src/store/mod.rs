@@ -115,6 +115,8 @@ pub(crate) struct Store {
     pub(crate) snapshots: Arc<SnapshotTable>,
     /// The next checkpoint writes all orphan blocks and the pool's manifest anew.
     pub(crate) rewrite_pool: AtomicBool,
+    /// Held by the thread that makes the metadata pool smaller.
+    shrinking: Mutex<()>,
     pub(crate) options: VolumeOptions,
     /// As of the opening. What changes is elsewhere: the size in `grown`, the rest in the checkpoint state
     /// and in the counters below. [`Store::superblock_now`] has it all.
@@ -192,6 +194,7 @@ impl Store {
             orphans: parts.orphans,
             snapshots: parts.snapshots,
             rewrite_pool: AtomicBool::new(false),
+            shrinking: Mutex::default(),
             options: parts.options,
             superblock: parts.superblock,
             grown: AtomicU64::new(0),

@@ -101,6 +101,11 @@ impl Store {
         drop(self.pool_promise.take(&self.alloc, self.standing.swap(0, Ordering::AcqRel)));
     }
 
+    /// Whether blocks are promised to data that has no home yet.
+    pub(crate) fn has_delayed(&self) -> bool {
+        self.alloc.reserved_blocks() > self.pool_promise.due()
+    }
+
     /// Pays back what chunks were taken for, as far as there is space.
     pub(crate) fn pay_pool_debt(&self) {
         let debt = self.pool_promise.owed();

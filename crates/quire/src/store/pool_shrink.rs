@@ -1,13 +1,14 @@
 //! Giving chunks of the metadata pool back to files, once the tree has become small again.
 //!
-//! Protocol, one pass of the background work at a time:
+//! Protocol, one pass at a time, of the background work or of an operation that found no space:
 //! 1. While no checkpoint is written, retire chunks ([`quire_tree::Tree::pool_retire`]): nothing more is put
 //!    there. The pool keeps what it began with, what it is widened to by itself, and much more than the tree
 //!    needs now; so it does not grow again at once.
 //! 2. Write anew what lies in them: nodes as for healing, orphan blocks, and with these the manifest.
 //! 3. Write two checkpoints. Then neither slot needs a block of the chunks, and both list them as empty.
 //! 4. Journal that each is the pool's no longer. Its blocks are free for files when the record is durable, as
-//!    those of any transaction (J2).
+//!    those of any transaction (J2). What the pool owes to accepted data is paid from them first: else the
+//!    volume would fill up again, and the pool take another chunk from what is kept for that data.
 //!
 //! A replay may begin at either of these checkpoints, or behind. It meets a chunk that is empty, and takes it
 //! out before it meets the extents that have its blocks.
@@ -45,7 +46,12 @@ impl Store {
     /// Gives chunks back that the pool does not need any more.
     pub(crate) fn shrink_pool(&self) -> Result<()> {
         let least = self.widened_pool_max().max(total_blocks(&self.superblock.pool_areas()));
-        if self.read_only || self.tree.pool_blocks() <= least || !self.snapshots.is_empty() {
+        let is_small = || self.tree.pool_blocks() <= least;
+        if self.read_only || is_small() || !self.snapshots.is_empty() {
+            return Ok(());
+        }
+        let _one_at_a_time = self.shrinking.lock();
+        if is_small() {
             return Ok(());
         }
         let retired = self.retire_chunks(least);
@@ -57,7 +63,10 @@ impl Store {
         self.checkpoint_now()?;
         self.checkpoint_now()?;
         let empty = retired.chunks.iter().filter(|chunk| self.tree.pool_is_unused(chunk.start));
-        empty.copied().try_for_each(|chunk| self.give_back_chunk(chunk))
+        empty.copied().try_for_each(|chunk| self.give_back_chunk(chunk))?;
+        self.force_frees()?;
+        self.pay_pool_debt();
+        Ok(())
     }
 
     /// Step 1.

@@ -61,3 +61,36 @@ fn a_second_close_waits_for_the_first() {
     assert!(waited, "the second close returned while the first was at work");
     third.close().unwrap();
 }
+
+/// A lookup by a clone after the close loaded inodes, which hold the engine, as the engine holds them: the
+/// image stayed locked until the process ended.
+#[test]
+fn what_was_looked_up_after_the_close_does_not_keep_the_volume() {
+    let (device, volume) = new_volume(16384);
+    volume.create_dir("d").unwrap();
+    volume.write("d/f", "x").unwrap();
+    let other = volume.clone();
+    volume.close().unwrap();
+    let before = std::sync::Arc::strong_count(&device);
+    assert_eq!(other.read("d/f").unwrap(), b"x");
+    assert!(before > 1);
+    drop(other);
+    assert_eq!(std::sync::Arc::strong_count(&device), 1);
+}
+
+/// A checkpoint of a volume that was opened read-only counted as a failure, and shut it down.
+#[test]
+fn a_checkpoint_of_a_read_only_volume_is_refused_and_does_no_harm() {
+    let (device, volume) = new_volume(16384);
+    volume.write("f", "x").unwrap();
+    volume.take_snapshot("s").unwrap();
+    let snapshot = volume.open_snapshot("s").unwrap();
+    assert_eq!(snapshot.checkpoint().unwrap_err().kind(), ErrorKind::ReadOnly);
+    assert!(snapshot.failure().is_none());
+    drop(snapshot);
+    volume.close().unwrap();
+    let volume = crate::common::options().read_only(true).open_backend(device).unwrap();
+    assert_eq!(volume.checkpoint().unwrap_err().kind(), ErrorKind::ReadOnly);
+    assert!(volume.failure().is_none());
+    assert_eq!(volume.write("f", "y").unwrap_err().kind(), ErrorKind::ReadOnly);
+}

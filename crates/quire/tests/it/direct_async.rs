@@ -288,3 +288,15 @@ fn reads_of_a_read_only_volume_leave_nothing() {
     let cached = volume.metrics()["inodes_cached"];
     assert!(cached < 5000, "{cached} of {FILES} inodes stay in memory");
 }
+
+/// A future that had given its outcome said that it was under way; to wait for it once more never ended.
+#[test]
+fn a_request_that_has_given_its_outcome_is_over() {
+    let (_, volume) = volume(true);
+    file(&volume, 1);
+    let mut request = volume.open_file("file").unwrap().read_direct_async(AlignedBuf::blocks(1), 0);
+    assert_eq!(futures::executor::block_on(&mut request).0.unwrap(), BLOCK);
+    assert!(request.is_over());
+    let again = std::panic::AssertUnwindSafe(|| request.wait());
+    assert!(std::panic::catch_unwind(again).is_err());
+}

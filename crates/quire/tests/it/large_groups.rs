@@ -4,11 +4,10 @@
 use crate::common::{BLOCK, file, new_volume, options};
 use crate::groups::{after_crash, read, read_direct, write};
 use quire::inodes::{FallocateMode, InodeGroup, IoFlags};
-use quire::{Commit, ErrorKind, Properties, Unit, Volume};
+use quire::{Commit, ErrorKind, FormatOptions, Properties, Unit, Volume};
 use quire_base::random::Random;
 use quire_device::simulated::{CrashPolicy, Fault, FaultOp, Hold};
-use quire_device::{IoClass, SimulatedBackend};
-
+use quire_device::{IoClass, MemoryBackend, SimulatedBackend};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -478,4 +477,33 @@ fn readers_beside_commits_see_whole_groups() {
         }
         done.store(true, Ordering::Relaxed);
     });
+}
+
+/// Each file of a large group took blocks ahead as if it were the only one: a group of some dozens of files
+/// found no space on a volume that was empty.
+#[test]
+fn a_group_over_many_files_does_not_empty_the_volume() {
+    // A journal of 1 MiB takes a record for half as many files as one of 4.
+    for (journal_bytes, count) in [(4 << 20, 512), (1 << 20, 248)] {
+        let device = Arc::new(MemoryBackend::new(16384));
+        FormatOptions::new().seed(1).journal_bytes(journal_bytes).format_backend(device.clone()).unwrap();
+        let volume = options().open_backend(device).unwrap();
+        let before = available(&volume);
+        let files: Vec<_> = (0..513).map(|n| volume.create_file(format!("m{n}")).unwrap()).collect();
+        let mut group = volume.atomic();
+        for (n, file) in files.iter().enumerate() {
+            match group.write_at(file, &[n as u8; 4096], 0) {
+                Err(error) if n == count => assert_eq!(error.kind(), ErrorKind::TooLarge, "{error}"),
+                outcome => outcome.unwrap_or_else(|error| panic!("file {n}: {error}")),
+            }
+            if n == count {
+                break;
+            }
+        }
+        assert!(available(&volume) > before / 4, "{} of {before} blocks are left", available(&volume));
+        group.commit(Commit::Now).unwrap();
+        for n in 0..count {
+            assert_eq!(volume.read(format!("m{n}")).unwrap(), [n as u8; 4096]);
+        }
+    }
 }

@@ -343,3 +343,45 @@ fn a_stat_does_not_wait_for_the_leaves_of_a_punch() {
         }
     }
 }
+
+/// A small file has three blocks promised while its data is dirty, and takes one. So a volume was full for a
+/// program that wrote many, and forced none, when a third of it was in use.
+#[test]
+fn many_small_files_fill_the_volume_though_nobody_forces_them() {
+    for threads in [false, true] {
+        let device = Arc::new(MemoryBackend::new(16384));
+        FormatOptions::new().seed(1).format_backend(device.clone()).unwrap();
+        let volume = options().threads(threads).cache_bytes(256 << 20).open_backend(device).unwrap();
+        let free = volume.statfs().available;
+        let mut files = 0;
+        let error = loop {
+            match volume.write(format!("f{files}"), "data") {
+                Ok(()) => files += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::NoSpace);
+        assert!(files > free * 3 / 4, "{files} files in {free} blocks: {error}");
+        volume.sync().unwrap();
+        assert!(volume.statfs().available < 64, "{:?}", volume.statfs());
+        (0..files).step_by(97).for_each(|n| assert_eq!(volume.read(format!("f{n}")).unwrap(), b"data"));
+        volume.close().unwrap();
+    }
+}
+
+/// The metadata of many empty files, since removed, kept nearly all of the volume for some ten seconds, until
+/// periodic commits had given it back in steps: no data could be written, whatever the program called.
+#[test]
+fn data_has_room_as_soon_as_many_empty_files_are_gone() {
+    let volume = new_volume(8192);
+    let mut names = Vec::new();
+    while volume.write(format!("f{}", names.len()), "").is_ok() {
+        names.push(format!("f{}", names.len()));
+    }
+    names.iter().for_each(|name| volume.remove_file(name).unwrap());
+    assert!(volume.statfs().available < 2048, "{:?}", volume.statfs());
+    let contents = vec![7; 16 << 20];
+    volume.write("large", &contents).unwrap();
+    volume.sync().unwrap();
+    assert_eq!(volume.read("large").unwrap(), contents);
+}

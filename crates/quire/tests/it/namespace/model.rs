@@ -85,10 +85,10 @@ impl Model {
     }
 
     fn link(&mut self, number: InodeNo, directory: InodeNo, name: &[u8]) -> Expected {
+        self.may_create(directory, name)?;
         if self.is_directory(number) {
             return Err(ErrorKind::NotPermitted);
         }
-        self.may_create(directory, name)?;
         if self.0[&number].links == 0 {
             return Err(ErrorKind::NotFound);
         }

@@ -141,3 +141,54 @@ fn an_open_file_outlives_its_name() {
     consistency::check(&volume);
     assert_eq!(volume.info().inodes, 1);
 }
+
+/// Programs that branch on an error's kind took another way than with `std::fs`: a directory that was there
+/// counted as none when its path ended in a slash.
+#[test]
+fn paths_that_end_in_no_name_give_the_kinds_of_std() {
+    let volume = volume();
+    volume.create_dir("d").unwrap();
+    volume.write("f", b"f").unwrap();
+    volume.symlink("d", "l").unwrap();
+    volume.symlink("nowhere", "dangling").unwrap();
+    for taken in ["d/", "f/", "l/", "dangling/", ".", "d/.", "d/..", "/"] {
+        fails(volume.create_dir(taken), ErrorKind::Exists);
+        fails(volume.symlink("x", taken), ErrorKind::Exists);
+        fails(volume.hard_link("f", taken), ErrorKind::Exists);
+    }
+    fails(volume.create_dir_all("f"), ErrorKind::Exists);
+    fails(volume.create_dir_all("f/x"), ErrorKind::NotDirectory);
+    fails(volume.create_dir("new/."), ErrorKind::NotFound);
+    fails(volume.symlink("x", "new/"), ErrorKind::NotFound);
+    fails(volume.hard_link("d", "f"), ErrorKind::Exists);
+    fails(volume.hard_link("d", "new"), ErrorKind::NotPermitted);
+    for path in [".", "d/.."] {
+        fails(OpenOptions::new().write(true).create_new(true).open(&volume, path), ErrorKind::Exists);
+    }
+    fails(volume.write("new/.", ""), ErrorKind::NotFound);
+    fails(volume.write("d/.", ""), ErrorKind::IsDirectory);
+    fails(volume.remove_dir("."), ErrorKind::Invalid);
+    fails(volume.remove_dir("d/."), ErrorKind::Invalid);
+    fails(volume.remove_dir("/"), ErrorKind::Busy);
+    fails(volume.remove_dir("f/"), ErrorKind::NotDirectory);
+    fails(volume.remove_file("d/."), ErrorKind::IsDirectory);
+    fails(volume.remove_file("f/"), ErrorKind::NotDirectory);
+    fails(volume.rename("f", "d/"), ErrorKind::NotDirectory);
+    fails(volume.rename("f", "new/"), ErrorKind::NotDirectory);
+    fails(volume.rename("d", "d/."), ErrorKind::Busy);
+    volume.create_dir("new/").unwrap();
+    volume.rename("new/", "newer/").unwrap();
+    volume.remove_dir("newer/").unwrap();
+    consistency::check(&volume);
+}
+
+/// A read of a whole file took memory in steps until there was none, and the process was aborted; an exact
+/// read near the end of all offsets overflowed.
+#[test]
+fn reads_of_what_no_memory_holds_are_errors() {
+    let volume = volume();
+    let file = volume.create_file("sparse").unwrap();
+    file.set_len(1 << 60).unwrap();
+    fails(volume.read("sparse"), ErrorKind::NoMemory);
+    fails(volume.open_file("sparse").unwrap().read_exact_at(&mut [0; 4], u64::MAX - 1), ErrorKind::UnexpectedEof);
+}
