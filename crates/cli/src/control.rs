@@ -73,12 +73,12 @@ pub fn open(dir: &Path, request: &str) -> Outcome<UnixStream> {
         _ => talking(dir, &error),
     })?;
     if !is_trusted(&stream) {
+        // Not even root believes it: what another user's program answers may be anything.
+        let owner = socket_peercred(&stream).map(|peer| peer.uid.as_raw());
+        let owner = owner.map_or_else(|_| "another user".into(), |uid| format!("user {uid}"));
         return Err(Failure::new(
             38,
-            format!(
-                "the server of {} belongs to another user: only that user and root may ask it",
-                dir.display()
-            ),
+            format!("the server of {} belongs to {owner}: run this as that user", dir.display()),
         ));
     }
     limit(&stream).map_err(|error| talking(dir, &error))?;

@@ -58,7 +58,8 @@ pub fn to_target(target: &LogTarget, volume: &Path) -> Outcome {
         LogTarget::File(path) => path.clone(),
         LogTarget::Standard => standard_file(volume),
     };
-    if let Some(directory) = path.parent() {
+    // A directory that somebody has named may be misspelt.
+    if let (LogTarget::Standard, Some(directory)) = (target, path.parent()) {
         let _ = std::fs::create_dir_all(directory);
     }
     let file = OpenOptions::new().create(true).append(true).mode(0o640).open(&path).map_err(|error| {

@@ -4,11 +4,14 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::exit::{Failure, Outcome};
 
 /// The first error.
 static FAILED: OnceLock<io::Error> = OnceLock::new();
+/// The reader has gone.
+static CLOSED: AtomicBool = AtomicBool::new(false);
 
 /// Prints a line.
 pub fn line(text: impl fmt::Display) {
@@ -22,11 +25,16 @@ pub fn bytes(bytes: &[u8]) {
 }
 
 fn keep(written: io::Result<()>) {
-    if let Err(error) = written
-        && error.kind() != io::ErrorKind::BrokenPipe
-    {
-        let _ = FAILED.set(error);
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => CLOSED.store(true, Ordering::Relaxed),
+        Err(error) => drop(FAILED.set(error)),
+        Ok(()) => {}
     }
+}
+
+/// Whether nobody reads any more: for a command that would else print for ever.
+pub fn is_closed() -> bool {
+    CLOSED.load(Ordering::Relaxed)
 }
 
 /// Whether everything could be printed.

@@ -61,7 +61,7 @@ pub fn run(arguments: &Top) -> Outcome {
         let mut view = source.next()?;
         view.name_files(&dir);
         output::line(view.text());
-        if arguments.once {
+        if arguments.once || output::is_closed() {
             return Ok(());
         }
     }

@@ -50,25 +50,43 @@ pub fn run(arguments: &Umount) -> Outcome {
     let unmounted = mount::unmount(&dir, Unmount::Plain);
     drop(patient);
     unmounted?;
+    if let Some(place) = still_mounted(&entry)? {
+        eprintln!("quire: {} is unmounted; its volume stays open, as it is mounted {place}", dir.display());
+        return lost.map_or(Ok(()), |error| Err(not_on_disk(&dir, &error)));
+    }
     let closed = match process {
         Some(process) => image::wait_until(|| has_ended(&process), PATIENCE, slow),
         None => image::wait_until_closed(&entry.source, PATIENCE, slow),
     };
     if closed {
-        return lost.map_or(Ok(()), |error| {
-            Err(Failure::new(
-                FAILED,
-                format!(
-                    "{} is unmounted, but not all that was written there is on disk: {error}; the server's log says more",
-                    dir.display()
-                ),
-            ))
-        });
+        return lost.map_or(Ok(()), |error| Err(not_on_disk(&dir, &error)));
     }
     Err(Failure::new(
         36,
         format!("{} is unmounted, but {} is still open", dir.display(), entry.source.display()),
     ))
+}
+
+fn not_on_disk(dir: &Path, error: &Error) -> Failure {
+    Failure::new(
+        FAILED,
+        format!(
+            "{} is unmounted, but not all that was written there is on disk: {error}; the server's log says more",
+            dir.display()
+        ),
+    )
+}
+
+/// Where else the file system of an unmounted mount is mounted: a bind mount may have been made of it, or of
+/// a directory in it. Its server lives on with that.
+fn still_mounted(entry: &MountEntry) -> Outcome<Option<String>> {
+    let others = mount::mounts()?;
+    if let Some(other) = others.iter().find(|other| other.device == entry.device && other.is_quire()) {
+        return Ok(Some(format!("at {}", other.dir.display())));
+    }
+    let connection = entry.connection().map(|number| format!("/sys/fs/fuse/connections/{number}"));
+    let lives = connection.is_some_and(|path| Path::new(&path).exists());
+    Ok(lives.then(|| "in another mount namespace".into()))
 }
 
 /// Has everything written back; gives what failed. A frozen volume has nothing to write, and a dead server

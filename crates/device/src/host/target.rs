@@ -281,8 +281,23 @@ impl Target {
 
     pub(super) fn flush(&self) -> Result<()> {
         self.check_write("flushing")?;
+        self.check_length()?;
         // Not retried when it fails: the kernel reports a lost write once.
         rustix::fs::fdatasync(&self.fd).map_err(|errno| self.failed("flushing", errno))
+    }
+
+    /// An error if an image file has become shorter than it was: what lay behind its end is gone, and a write
+    /// there makes the file long again, with a hole.
+    fn check_length(&self) -> Result<()> {
+        if self.medium == Medium::BlockDevice {
+            return Ok(());
+        }
+        let (bytes, least) = (self.file_bytes()?, self.blocks() * BLOCK_SIZE as u64);
+        if bytes >= least {
+            return Ok(());
+        }
+        let text = format!("flushing {}: it has {bytes} bytes of {least}: it was truncated while open", self.name);
+        Err(Error::new(ErrorKind::Io, text))
     }
 
     pub(super) fn discard(&self, at: BlockNo, count: u64) -> Result<()> {
