@@ -40,9 +40,7 @@ fn limit_of(line: &str, mount: &Path) -> Option<u64> {
     let (controllers, path) = (fields.next()?, fields.next()?);
     let (mounts, files): (&[&str], &[&str]) = match controllers {
         "" => (&[".", "unified"], &["memory.max", "memory.high"]),
-        _ if controllers.split(',').any(|name| name == "memory") => {
-            (&["memory"], &["memory.limit_in_bytes"])
-        }
+        _ if controllers.split(',').any(|name| name == "memory") => (&["memory"], &["memory.limit_in_bytes"]),
         _ => return None,
     };
     let limit = |file: PathBuf| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();

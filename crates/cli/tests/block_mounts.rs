@@ -138,6 +138,39 @@ fn what_was_synced_survives_a_killed_server() {
     volume.check();
 }
 
+/// `quire umount` of a mount that was bound elsewhere waited ten minutes for a server that rightly went on.
+#[test]
+fn a_mount_that_is_bound_elsewhere() {
+    if !can_mount_block("a_mount_that_is_bound_elsewhere") {
+        return;
+    }
+    let mut volume = Volume::new("64M");
+    volume.mount();
+    std::fs::create_dir(volume.path("inside")).unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let (mountpoint, bound) = (volume.mountpoint(), elsewhere.path().to_path_buf());
+    let bind = |from: &Path| {
+        let done = Command::new("mount").arg("--bind").args([from, &bound]).status().unwrap();
+        assert!(done.success());
+    };
+    let unmount = |place: &Path| quire(&["umount".as_ref(), place.as_os_str()]);
+    bind(&volume.path("inside"));
+    for (first, second) in [(&bound, &mountpoint), (&mountpoint, &bound)] {
+        let said = unmount(first);
+        assert!(said.status.success(), "{}", text(&said));
+        let still = format!("mounted at {}", second.display());
+        assert!(text(&said).contains(&still), "{}", text(&said));
+        if *first == bound {
+            bind(&volume.path("inside"));
+        }
+    }
+    std::fs::write(bound.join("file"), "there").unwrap();
+    let said = unmount(&bound);
+    assert!(said.status.success() && !text(&said).contains("still"), "{}", text(&said));
+    assert_closed(&volume);
+    wait_until_no_loop_is_left(&volume);
+}
+
 /// `umount` returned while the server still wrote: a check or a copy of the image at once met an open volume.
 #[test]
 fn umount_returns_when_the_volume_is_closed() {

@@ -182,10 +182,16 @@ impl OpenOptions {
         let to_directory = walk.to_directory;
         match &place {
             Place::Inode(_) if self.create_new => {
-                return Err(Error::new(ErrorKind::Exists, "the path ends in the root, in \".\" or in \"..\""));
+                return Err(Error::new(
+                    ErrorKind::Exists,
+                    "the path ends in the root, in \".\" or in \"..\"",
+                ));
             }
             Place::Name(_, _, None) if walk.ends_in_dot && (self.create || self.create_new) => {
-                return Err(Error::new(ErrorKind::NotFound, "the path asks for a directory, and leads to none"));
+                return Err(Error::new(
+                    ErrorKind::NotFound,
+                    "the path asks for a directory, and leads to none",
+                ));
             }
             _ => {}
         }

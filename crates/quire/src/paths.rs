@@ -71,7 +71,8 @@ impl Volume {
         let file = self.open_file(path)?;
         let mut contents = Vec::new();
         let reserve = |contents: &mut Vec<u8>, bytes: u64| {
-            let reserved = usize::try_from(bytes).ok().filter(|more| contents.try_reserve_exact(*more).is_ok());
+            let reserved =
+                usize::try_from(bytes).ok().filter(|more| contents.try_reserve_exact(*more).is_ok());
             let no_memory = || format!("reading {}: no memory for {bytes} bytes", path.display());
             reserved.ok_or_else(|| Error::new(ErrorKind::NoMemory, no_memory()))
         };

@@ -34,13 +34,17 @@ pub(super) enum Place {
 #[derive(Clone, Copy)]
 pub(super) enum Purpose {
     /// A directory, or something else, is to be made under it.
-    New { directory: bool },
+    New {
+        directory: bool,
+    },
     RemoveFile,
     RemoveDirectory,
     /// It is to be renamed.
     From,
     /// A directory, or something else, is to be renamed to it.
-    To { directory: bool },
+    To {
+        directory: bool,
+    },
 }
 
 /// A path on its way through the volume.

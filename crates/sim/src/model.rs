@@ -272,10 +272,10 @@ impl Model {
             }
             Operation::Link { inode, directory, name } => {
                 self.directory(directory)?;
+                self.check_vacant(directory, name)?;
                 if self.get(inode)?.is_directory() {
                     return Err(ErrorKind::NotPermitted);
                 }
-                self.check_vacant(directory, name)?;
                 let source = self.get(inode)?;
                 if source.shape.links == 0 && !source.never_named {
                     return Err(ErrorKind::NotFound);

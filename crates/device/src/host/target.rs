@@ -296,7 +296,8 @@ impl Target {
         if bytes >= least {
             return Ok(());
         }
-        let text = format!("flushing {}: it has {bytes} bytes of {least}: it was truncated while open", self.name);
+        let text =
+            format!("flushing {}: it has {bytes} bytes of {least}: it was truncated while open", self.name);
         Err(Error::new(ErrorKind::Io, text))
     }
 

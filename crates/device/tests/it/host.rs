@@ -53,6 +53,25 @@ fn a_new_image_is_for_its_owner_alone() {
     assert_eq!(mode(), 0o640);
 }
 
+/// An image that was truncated while a volume was open there: what lay behind the new end was gone, later
+/// writes made the file long again, and every flush said that all was well.
+#[test]
+fn a_flush_notices_an_image_that_has_become_shorter() {
+    let directory = directory();
+    let path = directory.path().join("v.img");
+    let backend = create_image(&path, 3 * MIB, false).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(2 * MIB).unwrap();
+    // Not to the old end.
+    backend.write(IoClass::Data, BlockNo(600), &AlignedBuf::blocks(1)).unwrap();
+    let refused = backend.flush().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Io);
+    assert!(refused.to_string().contains("truncated while open"), "{refused}");
+    // Longer than the volume is all right.
+    file.set_len(4 * MIB).unwrap();
+    backend.flush().unwrap();
+}
+
 #[test]
 fn one_writer_or_many_readers() {
     let directory = directory();

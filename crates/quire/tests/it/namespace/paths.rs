@@ -190,5 +190,8 @@ fn reads_of_what_no_memory_holds_are_errors() {
     let file = volume.create_file("sparse").unwrap();
     file.set_len(1 << 60).unwrap();
     fails(volume.read("sparse"), ErrorKind::NoMemory);
-    fails(volume.open_file("sparse").unwrap().read_exact_at(&mut [0; 4], u64::MAX - 1), ErrorKind::UnexpectedEof);
+    fails(
+        volume.open_file("sparse").unwrap().read_exact_at(&mut [0; 4], u64::MAX - 1),
+        ErrorKind::UnexpectedEof,
+    );
 }
