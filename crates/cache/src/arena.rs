@@ -132,10 +132,10 @@ impl Arena {
         inner.chunks_max = chunks;
     }
 
-    /// Gives memory that nobody needs back to the system, a few pieces at a time, so that no thread waits long
-    /// for one. Usually these are chunks that were free for some time, and chunks that hold more than
-    /// `spare_bytes`, which the limit still allows. After the limit was lowered, these are all free pieces, at
-    /// once.
+    /// Gives memory that nobody needs back to the system, a few pieces at a time, so that no thread waits
+    /// long for one. Usually these are chunks that were free for some time, and chunks that hold more than
+    /// `spare_bytes`, which the limit still allows. After the limit was lowered, these are all free pieces,
+    /// at once.
     pub fn give_back(&self, now: Timestamp, spare_bytes: u64) {
         let mut inner = self.inner.lock();
         let shrunk = std::mem::take(&mut inner.shrunk);

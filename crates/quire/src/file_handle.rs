@@ -328,8 +328,8 @@ impl File {
         or_past_the_end(self.inodes.seek_data(&self.inode, offset))
     }
 
-    /// The first byte of a hole at or behind `offset`; the end of the file counts as one. `None` if `offset` is there
-    /// or behind it.
+    /// The first byte of a hole at or behind `offset`; the end of the file counts as one. `None` if `offset`
+    /// is there or behind it.
     pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
         or_past_the_end(self.inodes.seek_hole(&self.inode, offset))
     }

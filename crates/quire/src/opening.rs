@@ -57,8 +57,8 @@ impl VolumeOptions {
     /// What this process may only read is opened read-only: [`Volume::is_read_only`] says so, and
     /// [`Volume::recovery`] why.
     ///
-    /// Errors: `Busy` if somebody else has it open, after a wait of half a second; `NotFound`, `AccessDenied`
-    /// and other errors of the device; `UnknownFormat` and `Corrupt` for what is no volume, or a damaged one.
+    /// Errors: `Busy` if somebody else has it open, after a wait of half a second; `NotAVolume`,
+    /// `UnknownFormat`, and `Corrupt` for a damaged one; those of the system and the device.
     #[cfg(not(any(loom, shuttle)))]
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Volume> {
         let path = path.as_ref();

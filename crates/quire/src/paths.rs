@@ -107,8 +107,8 @@ impl Volume {
     }
 
     /// Copies the contents and permissions of a file to another, which is created or replaced; gives the
-    /// bytes copied. Holes stay holes. To copy a file to itself is an error of kind `Invalid`, and leaves it as
-    /// it is.
+    /// bytes copied. Holes stay holes. To copy a file to itself is an error of kind `Invalid`, and leaves it
+    /// as it is.
     pub fn copy(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<u64> {
         let (from, to) = (from.as_ref(), to.as_ref());
         let source = self.open_file(from)?;

@@ -19,7 +19,8 @@ fn new_volume(blocks: u64) -> Volume {
 
 /// Delayed allocation promised data blocks to dirty data, but no tree nodes. A volume filled to its last
 /// block by writes that each need an extent of their own had no block left for the metadata pool when they
-/// were written back: accepted data stayed dirty, and every fsync failed.
+/// were written back: accepted data stayed dirty, and every fsync failed. The same came of a pool that shrank
+/// and grew again on a full volume: each time it took a chunk from what was kept for that data.
 #[test]
 fn what_was_accepted_can_be_written_however_scattered() {
     for (blocks, files, stride) in [(16384, 1, 2), (16384, 50, 2), (8192, 3, 3), (65536, 7, 2)] {
