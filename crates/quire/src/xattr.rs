@@ -257,7 +257,7 @@ impl Engine {
         let _change = self.begin_change()?;
         let mut change = XattrChange { name, value: Some(value), flags, permissions: None };
         if !acl::is_acl_name(name) {
-            return self.change_xattr(inode, change).map(drop);
+            return self.retry_without_space(|| self.change_xattr(inode, change)).map(drop);
         }
         let list = Acl::decode(value)?;
         if name == acl::DEFAULT && inode.kind() != FileType::Directory && list.is_some() {
@@ -274,7 +274,7 @@ impl Engine {
                 change.value = None;
             }
         }
-        self.change_xattr(inode, change).map(drop)
+        self.retry_without_space(|| self.change_xattr(inode, change)).map(drop)
     }
 
     /// Removes an attribute. Kinds: `NoAttribute`, and those of [`Engine::set_xattr`] for the name.
@@ -401,6 +401,7 @@ impl Engine {
 }
 
 /// One attribute's change.
+#[derive(Clone, Copy)]
 struct XattrChange<'a> {
     name: &'a [u8],
     /// `None` removes it.

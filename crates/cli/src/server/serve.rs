@@ -103,7 +103,7 @@ fn open_and_mount(checked: &Checked) -> Outcome<(Session, ControlSocket, Vec<Str
         notes.push(format!("recovered {} transactions from the journal", recovery.records));
     }
     if volume.is_read_only() && !checked.options.serve.flags.read_only {
-        let reason = recovery.read_only_because.as_deref().unwrap_or("it may not be written");
+        let reason = recovery.read_only_because.as_deref().unwrap_or_default();
         notes.push(format!("{} is mounted read-only: {reason}", checked.volume.display()));
         serve.flags.read_only = true;
     }

@@ -32,6 +32,10 @@ impl Engine {
         let _change = self.begin_change()?;
         directory.names()?;
         check_new_name(directory, name)?;
+        self.retry_without_space(|| self.link_named(inode, directory, name))
+    }
+
+    fn link_named(self: &Arc<Engine>, inode: &InodeRef, directory: &InodeRef, name: &[u8]) -> Result<()> {
         let hash = self.store.name_hash(name);
         let _entered = enter(directory, hash)?;
         let cookie = self.store.search_entry(directory.number(), hash, name)?.vacant(directory, name)?;

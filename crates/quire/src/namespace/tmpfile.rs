@@ -20,7 +20,9 @@ impl Engine {
         if create.kind != FileType::Regular {
             return Err(Error::invalid(format!("a {:?} without a name cannot be made", create.kind)));
         }
-        let _live = enter_live(directory)?;
-        self.create_inode(self.new_inode(directory, create)?, None)
+        self.retry_without_space(|| {
+            let _live = enter_live(directory)?;
+            self.create_inode(self.new_inode(directory, create)?, None)
+        })
     }
 }

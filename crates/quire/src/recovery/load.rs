@@ -29,7 +29,7 @@ pub struct RecoveryReport {
     pub fallback: Option<String>,
     /// A superblock whose first copy is not good, though its second one serves, and why.
     pub second_copy: Option<String>,
-    /// Why the volume could only be opened read-only, if that is the volume's own reason.
+    /// Why the volume could only be opened read-only, if nobody asked for that.
     pub read_only_because: Option<String>,
     /// Orphans found after replay.
     pub orphans: usize,

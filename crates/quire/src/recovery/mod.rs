@@ -100,8 +100,7 @@ pub(crate) fn open_unfinished(
     let mut report = loaded.report.clone();
     report.read_only_because = superblock.read_only_because().map(|error| error.to_string());
     if device.is_read_only() && !options.read_only {
-        let why = || format!("this process may only read {}", device.name());
-        report.read_only_because.get_or_insert_with(why);
+        report.read_only_because.get_or_insert_with(|| "it may not be written".into());
     }
     if records > 0 {
         tracing::info!(records, "journal replayed");

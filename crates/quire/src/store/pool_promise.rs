@@ -103,7 +103,7 @@ impl Store {
 
     /// Whether blocks are promised to data that has no home yet.
     pub(crate) fn has_delayed(&self) -> bool {
-        self.alloc.reserved_blocks() > self.pool_promise.due()
+        self.alloc.reserved_blocks() + self.pool_promise.owed() > self.pool_promise.due()
     }
 
     /// Pays back what chunks were taken for, as far as there is space.

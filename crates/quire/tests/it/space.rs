@@ -370,6 +370,27 @@ fn many_small_files_fill_the_volume_though_nobody_forces_them() {
     }
 }
 
+/// The metadata pool could not grow where dirty data had nearly all space promised: names and attributes were
+/// refused on a volume of which a third was in use.
+#[test]
+fn names_and_attributes_have_room_while_dirty_data_has_it_promised() {
+    let volume = new_volume(16384);
+    let mut files = 0;
+    while volume.statfs().available >= 16 {
+        volume.write(format!("f{files}"), "data").unwrap();
+        files += 1;
+    }
+    for n in 0..3000 {
+        volume.set_xattr(format!("f{n}"), "user.a", [1; 1000]).unwrap_or_else(|error| panic!("{n}: {error}"));
+    }
+    for n in 0..3000 {
+        volume.hard_link("f0", format!("link{n}")).unwrap_or_else(|error| panic!("{n}: {error}"));
+        volume.create_dir(format!("d{n}")).unwrap_or_else(|error| panic!("{n}: {error}"));
+    }
+    volume.sync().unwrap();
+    volume.close().unwrap();
+}
+
 /// The metadata of many empty files, since removed, kept nearly all of the volume for some ten seconds, until
 /// periodic commits had given it back in steps: no data could be written, whatever the program called.
 #[test]
