@@ -518,7 +518,8 @@ class Volume(_native.NativeVolume):
         Of several that create one directory at the same time without `exist_ok`, one succeeds.
         """
         pure = PurePosixPath(self._text(path))
-        self._makedirs(pure.parent)
+        with suppress(FileExistsError):  # A file there is an error of the next step.
+            self._makedirs(pure.parent)
         try:
             self.mkdir(pure, mode)
         except OSError:  # A volume that is read-only says so before it looks.
