@@ -123,8 +123,8 @@ impl Target {
         self.measure()
     }
 
-    /// Asks for nothing but the size: who has been told a file's times has the host give the next write a time
-    /// of its own, and so change the inode with every write between two flushes (Linux 6.13).
+    /// Asks for nothing but the size: who has been told a file's times has the host give the next write a
+    /// time of its own, and so change the inode with every write between two flushes (Linux 6.13).
     fn file_bytes(&self) -> Result<u64> {
         let stat = rustix::fs::statx(&self.fd, c"", AtFlags::EMPTY_PATH, StatxFlags::SIZE);
         Ok(stat.map_err(|errno| self.failed("measuring", errno))?.stx_size)
