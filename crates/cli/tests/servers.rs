@@ -50,6 +50,20 @@ fn a_full_log_ends_no_server() {
     expect(&place.umount(), 0, &[]);
 }
 
+/// A misspelt path of a log made directories, in the root if need be.
+#[test]
+fn a_log_in_no_directory_is_refused() {
+    if !can_mount("a_log_in_no_directory_is_refused") {
+        return;
+    }
+    let place = Place::with_volume();
+    let log = format!("log={}", place.path("misspelt/log").display());
+    let words = ["mount", "-o", &log].map(OsStr::new);
+    let refused = quire(&[&words[..], &[place.image().as_os_str(), place.dir().as_os_str()]].concat());
+    expect(&refused, 2, &["opening the log file", "choose another with -o log=FILE"]);
+    assert!(!place.path("misspelt").exists());
+}
+
 /// A name that looked like a path was taken for the volume's: umount did not wait until the volume was
 /// closed, a second mount of it waited for half a minute, and a dead server's mount was not cleared away.
 #[test]

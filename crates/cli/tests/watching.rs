@@ -68,6 +68,36 @@ fn the_page_runs_as_it_stands() {
     assert!(said.contains("quire_failed 0") && said.contains("cache_hit"), "{said}");
 }
 
+/// `quire top` took no notice that its reader had gone (`| head`), and asked the server for ever.
+#[test]
+fn top_ends_with_its_reader() {
+    if !can_mount("top_ends_with_its_reader") {
+        return;
+    }
+    let mut volume = Volume::new("64M");
+    volume.mount();
+    let mut top = Command::new(common::QUIRE);
+    top.args(["top", "--interval=0.1"]).arg(volume.mountpoint()).stdout(std::process::Stdio::piped());
+    let mut top = top.spawn().unwrap();
+    let mut output = top.stdout.take().unwrap();
+    output.read_exact(&mut [0; 8]).unwrap();
+    drop(output);
+    let started = std::time::Instant::now();
+    let ended = loop {
+        match top.try_wait().unwrap() {
+            None if started.elapsed().as_secs() < 20 => {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            ended => break ended,
+        }
+    };
+    if ended.is_none() {
+        top.kill().unwrap();
+        top.wait().unwrap();
+    }
+    assert!(ended.expect("it went on").success());
+}
+
 /// Blocks that the host keeps for the image of a volume, in MiB.
 fn host_mib(volume: &Volume) -> u64 {
     std::fs::metadata(volume.image()).unwrap().blocks() / 2048
