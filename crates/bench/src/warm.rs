@@ -18,17 +18,14 @@ const PIECE: u64 = 64 << 20;
 
 /// Touches as much free memory as a workload with so many bytes on the device can use, and frees it.
 ///
-/// At most three quarters of the machine's memory, the largest cache that an engine gets, and of what is
-/// available. In a control group with a limit it touches nothing: the kernel could kill a run whose group
-/// already holds much.
+/// At most three quarters of what is available. In a control group with a limit it touches nothing: the
+/// kernel could kill a run whose group already holds much.
 pub fn warm(device_bytes: u64, surroundings: &Surroundings<'_>) -> Outcome {
-    let machine = memory::machine_bytes();
-    if memory::usable_bytes() < machine {
+    if memory::usable_bytes() < memory::machine_bytes() {
         return Ok(());
     }
     surroundings.progress.phase("touching memory");
-    let least = machine.min(machine::available_bytes());
-    let pieces = device_bytes.min(least / 4 * 3) / PIECE;
+    let pieces = device_bytes.min(machine::available_bytes() / 4 * 3) / PIECE;
     let threads = thread::available_parallelism().map_or(1, |count| count.get() as u64);
     let parts = (0..threads).map(|thread| -> Part<'_, Vec<AlignedBuf>> {
         Box::new(move |stage: &Stage| {

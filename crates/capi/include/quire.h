@@ -151,7 +151,8 @@ typedef struct quire_volume_options {
     // Limit of the page cache; 0: a quarter of the machine's memory or of the lowest limit of the process's
     // control groups, whichever is less. The pages are the process's own.
     uint64_t cache_bytes;
-    // Limit of the cache of metadata; 0: an eighth of the page cache's, at least 64 MiB, at most 1 GiB.
+    // Limit of the cache of metadata; 0: an eighth of the page cache's, at least 64 MiB (or as much as a
+    // smaller page cache has by default), at most 1 GiB.
     uint64_t node_cache_bytes;
     // Seconds after which changes become durable without fsync; 0: 5.
     uint32_t commit_seconds;

@@ -34,7 +34,7 @@ pub enum Command {
     /// Returns when the mount is usable; the server goes on in the background.
     #[command(after_help = mount_options::HELP)]
     Mount(Mount),
-    /// Unmount, and return when the volume is closed
+    /// Unmount, and return when the volume is closed, or is still mounted elsewhere
     Umount(Umount),
     /// Check a volume, and repair it if asked to
     ///

@@ -124,11 +124,12 @@ impl MountEntry {
         self.kind == BLOCK_TYPE
     }
 
-    /// The name of its connection's directory in `/sys/fs/fuse/connections`: the device number as the kernel
-    /// counts.
-    pub fn connection(&self) -> Option<u64> {
+    /// Its connection's directory, which has the device number as the kernel counts for a name. It is there
+    /// as long as the file system is mounted anywhere.
+    pub fn connection(&self) -> Option<PathBuf> {
         let (major, minor) = self.device.split_once(':')?;
-        Some(major.parse::<u64>().ok()? << 20 | minor.parse::<u64>().ok()?)
+        let number = major.parse::<u64>().ok()? << 20 | minor.parse::<u64>().ok()?;
+        Some(Path::new("/sys/fs/fuse/connections").join(number.to_string()))
     }
 }
 
@@ -675,7 +676,8 @@ mod tests {
         let line = br"104 27 7:3 / /mnt rw,relatime - fuseblk.quire /dev/loop3 rw,user_id=0";
         let block = parse_entry(line).unwrap();
         assert!(block.is_quire() && block.is_block());
-        assert_eq!((entry.connection(), block.connection()), (Some(53), Some(7 << 20 | 3)));
+        let connection = |number: u64| Some(PathBuf::from(format!("/sys/fs/fuse/connections/{number}")));
+        assert_eq!((entry.connection(), block.connection()), (connection(53), connection(7 << 20 | 3)));
         let plain = parse_entry(b"27 1 254:0 / / rw,relatime - ext4 /dev/vda rw").unwrap();
         assert_eq!(plain.dir, Path::new("/"));
         assert!(!plain.is_quire());

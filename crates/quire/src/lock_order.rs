@@ -22,7 +22,8 @@
 //! thread that takes a snapshot, or freezes, holds `Engine::frozen`, keeps changes back, and takes `frees`
 //! whole, with nothing else in hand: no thread that has one of these waits for a change to begin. A thread
 //! that makes the volume larger holds `Engine::frozen`, then counts as a change without waiting for that, and
-//! then takes the checkpoint mutex.
+//! then takes the checkpoint mutex. A thread that makes the metadata pool smaller holds `Store::shrinking`,
+//! and before it at most its own change; it takes the checkpoint mutex, reserves, and takes `frees` shared.
 //!
 //! Outside of all stands the mutex that a close holds (`OpenVolume::closed`), and then the wait for leases
 //! ([`crate::lease`]): a thread that waits for the return of a lease holds none of these, and no admission

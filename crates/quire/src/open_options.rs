@@ -2,7 +2,7 @@
 //!
 //! Neighbours: [`super::walk`] finds the place; [`crate::File`] is what comes out.
 
-use super::walk::{Place, Walk, with_path};
+use super::walk::{Place, Purpose, Walk, no_directory, with_path};
 use crate::file_handle::File;
 use crate::inode::InodeRef;
 use crate::inodes::{Caller, Create, IoFlags};
@@ -182,16 +182,10 @@ impl OpenOptions {
         let to_directory = walk.to_directory;
         match &place {
             Place::Inode(_) if self.create_new => {
-                return Err(Error::new(
-                    ErrorKind::Exists,
-                    "the path ends in the root, in \".\" or in \"..\"",
-                ));
+                return Err(walk.no_name(Purpose::New { directory: false }));
             }
             Place::Name(_, _, None) if walk.ends_in_dot && (self.create || self.create_new) => {
-                return Err(Error::new(
-                    ErrorKind::NotFound,
-                    "the path asks for a directory, and leads to none",
-                ));
+                return Err(no_directory(ErrorKind::NotFound));
             }
             _ => {}
         }

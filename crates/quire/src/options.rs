@@ -198,7 +198,7 @@ impl VolumeOptions {
     }
 
     /// Limit of the tree's node cache in bytes, apart from the page cache; else an eighth of that one's, at
-    /// least 64 MiB and at most 1 GiB.
+    /// least 64 MiB (or as much as a smaller page cache has by default) and at most 1 GiB.
     #[must_use]
     pub fn node_cache_bytes(mut self, bytes: u64) -> VolumeOptions {
         self.node_cache_bytes = Some(bytes);

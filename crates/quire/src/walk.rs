@@ -22,6 +22,11 @@ pub(super) fn with_path<T>(result: Result<T>, doing: &str, path: &Path) -> Resul
 /// The most symbolic links that one path may lead through.
 const LINKS_FOLLOWED_MAX: usize = 40;
 
+/// The error for a path that asks for a directory where none is.
+pub(super) fn no_directory(kind: ErrorKind) -> Error {
+    Error::new(kind, "the path asks for a directory, and leads to none")
+}
+
 /// Where a path leads.
 pub(super) enum Place {
     /// An inode: the path ended in the root, in `.` or in `..`.
@@ -146,9 +151,7 @@ impl<'a> Walk<'a> {
 
     fn check_kind(&self, inode: InodeRef) -> Result<InodeRef> {
         match self.to_directory && inode.kind() != FileType::Directory {
-            true => {
-                Err(Error::new(ErrorKind::NotDirectory, "the path asks for a directory, and leads to none"))
-            }
+            true => Err(no_directory(ErrorKind::NotDirectory)),
             false => Ok(inode),
         }
     }
@@ -164,26 +167,21 @@ impl<'a> Walk<'a> {
             return Ok((directory, name));
         }
         let kind = self.inodes.find(&directory, &name)?.map(|inode| inode.kind());
-        let wrong = match (purpose, kind) {
-            (Purpose::New { .. }, Some(_)) => ErrorKind::Exists,
-            (Purpose::To { directory: false }, Some(_)) => ErrorKind::NotDirectory,
-            (_, Some(FileType::Directory)) if self.ends_in_dot => return Err(self.no_name(purpose)),
+        Err(match (purpose, kind) {
+            (Purpose::New { .. }, Some(_)) => Error::new(ErrorKind::Exists, "the name is taken"),
+            (Purpose::To { directory: false }, Some(_)) => no_directory(ErrorKind::NotDirectory),
+            (_, Some(FileType::Directory)) if self.ends_in_dot => self.no_name(purpose),
             (_, Some(FileType::Directory)) => return Ok((directory, name)),
-            (_, Some(_)) => ErrorKind::NotDirectory,
-            (_, None) if self.ends_in_dot => ErrorKind::NotFound,
-            (Purpose::New { directory: false }, None) => ErrorKind::NotFound,
-            (Purpose::To { directory: false }, None) => ErrorKind::NotDirectory,
+            (_, Some(_)) => no_directory(ErrorKind::NotDirectory),
+            (_, None) if self.ends_in_dot => no_directory(ErrorKind::NotFound),
+            (Purpose::New { directory: false }, None) => no_directory(ErrorKind::NotFound),
+            (Purpose::To { directory: false }, None) => no_directory(ErrorKind::NotDirectory),
             (_, None) => return Ok((directory, name)),
-        };
-        let why = match wrong {
-            ErrorKind::Exists => "the name is taken",
-            _ => "the path asks for a directory, and leads to none",
-        };
-        Err(Error::new(wrong, why))
+        })
     }
 
     /// The error for a path that ends in no name.
-    fn no_name(&self, purpose: Purpose) -> Error {
+    pub(super) fn no_name(&self, purpose: Purpose) -> Error {
         let kind = match purpose {
             Purpose::New { .. } => ErrorKind::Exists,
             Purpose::RemoveFile => ErrorKind::IsDirectory,

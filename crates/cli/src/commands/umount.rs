@@ -1,5 +1,5 @@
 //! `quire umount`: returns when the volume is closed, so that it may be copied, checked or mounted again at
-//! once.
+//! once. A volume that is mounted elsewhere, too, stays open: then it says so, and returns.
 //!
 //! It has everything written back first. The kernel unmounts whatever becomes of that, and nobody would hear
 //! of data that the host's disk has no room for: so without room the volume stays mounted. Other errors are
@@ -77,15 +77,14 @@ fn not_on_disk(dir: &Path, error: &Error) -> Failure {
     )
 }
 
-/// Where else the file system of an unmounted mount is mounted: a bind mount may have been made of it, or of
-/// a directory in it. Its server lives on with that.
+/// Where else the file system of an unmounted mount is mounted: somebody may have bound it, or a directory in
+/// it, to another place. Its server lives on with that.
 fn still_mounted(entry: &MountEntry) -> Outcome<Option<String>> {
     let others = mount::mounts()?;
     if let Some(other) = others.iter().find(|other| other.device == entry.device && other.is_quire()) {
         return Ok(Some(format!("at {}", other.dir.display())));
     }
-    let connection = entry.connection().map(|number| format!("/sys/fs/fuse/connections/{number}"));
-    let lives = connection.is_some_and(|path| Path::new(&path).exists());
+    let lives = entry.connection().is_some_and(|connection| connection.exists());
     Ok(lives.then(|| "in another mount namespace".into()))
 }
 
@@ -124,7 +123,7 @@ fn talk_meanwhile(
     let (sender, dropped) = channel::<()>();
     let server = server.map(|server| format!("kill -9 {}", server.as_raw_nonzero()));
     let connection = entry.connection().unwrap_or_default();
-    let give_up = server.unwrap_or_else(|| format!("echo 1 >/sys/fs/fuse/connections/{connection}/abort"));
+    let give_up = server.unwrap_or_else(|| format!("echo 1 >{}/abort", connection.display()));
     // Ends with the sender, and with the process.
     std::thread::spawn(move || {
         let waits = |time| dropped.recv_timeout(time) == Err(RecvTimeoutError::Timeout);

@@ -149,9 +149,9 @@ fn abort(dir: &Path, source: &Path) {
     let mounted = mount::mounted_at(dir).ok().flatten();
     let ours = mounted.filter(|entry| entry.is_quire() && entry.source == source);
     if let Some(connection) = ours.and_then(|entry| entry.connection())
-        && let Err(error) = std::fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1")
+        && let Err(error) = std::fs::write(connection.join("abort"), "1")
     {
-        tracing::error!("aborting connection {connection} failed: {error}");
+        tracing::error!("aborting connection {} failed: {error}", connection.display());
     }
 }
 

@@ -16,6 +16,7 @@
 //! | [`file_sync`] | the steps of making one file durable, or all |
 //! | [`syncing`] | an fsync under way, as a future |
 //! | [`sync_queue`] | those that wait for a syncer, or for a force that others make |
+//! | [`full`] | what an operation that finds no space does |
 //! | [`seek`] | data and holes |
 //! | [`copy`] | copying between files |
 //! | [`range_lock`] | the lock of direct I/O on byte ranges |

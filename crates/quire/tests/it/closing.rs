@@ -71,9 +71,8 @@ fn what_was_looked_up_after_the_close_does_not_keep_the_volume() {
     volume.write("d/f", "x").unwrap();
     let other = volume.clone();
     volume.close().unwrap();
-    let before = std::sync::Arc::strong_count(&device);
     assert_eq!(other.read("d/f").unwrap(), b"x");
-    assert!(before > 1);
+    assert!(std::sync::Arc::strong_count(&device) > 1, "the clone has it");
     drop(other);
     assert_eq!(std::sync::Arc::strong_count(&device), 1);
 }
