@@ -111,6 +111,10 @@ impl Store {
             }
             source = error.source();
         }
+        // What a server of S3 answers is XML.
+        if message.contains("<Code>NoSuchBucket</Code>") {
+            return Failure::new(MISSING, format!("{}: there is no such bucket; make it first", self.url));
+        }
         Failure::new(code, message)
     }
 

@@ -28,6 +28,8 @@ pub const USAGE: u8 = 1;
 pub const SYSTEM: u8 = 2;
 /// The operation failed.
 pub const FAILED: u8 = 32;
+/// The largest of them.
+pub const MAX: u8 = 39;
 /// Shown at the end of `--help`.
 pub const HELP: &str = "\
 Exit codes: 0 done; 1 wrong usage; 2 system error; 32 failed; 33 no Quire volume there; 34 volume of a newer \

@@ -181,6 +181,8 @@ fn a_volume_is_replicated() {
         let copy = quire::VolumeOptions::new().read_only(true).open(place.path().join("copy.img")).unwrap();
         copy.read(name).unwrap()
     };
+    let silent = run(&["replicate", "--once", "--rsh", "false", &mount, "other:copy.img"]);
+    expect(&silent, 32, &["false ended with exit status: 1 and said nothing"]);
     expect(&replicate(), 37, &["other:copy.img"]);
     expect(&run(&["mkfs", "--size=128M", "copy.img"]), 0, &[]);
     std::fs::write(volume.path("large"), pattern(1, 8 << 20)).unwrap();

@@ -128,10 +128,10 @@ impl Model {
     }
 
     pub fn link(&mut self, inode: u64, directory: u64, name: &[u8]) -> Outcome {
+        self.vacant(directory, name)?;
         if self.get(inode).is_directory() {
             return Err(ErrorKind::NotPermitted);
         }
-        self.vacant(directory, name)?;
         if self.get(inode).links == 0 && !self.get(inode).never_named {
             return Err(ErrorKind::NotFound);
         }

@@ -106,9 +106,15 @@ impl End {
         if done.status.success() {
             return Ok(());
         }
-        let text = String::from_utf8_lossy(&done.stderr);
-        let code = done.status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(exit::FAILED);
-        Err(Failure::new(code, format!("{what} at {}: {}", self.name(), text.trim())))
+        let at = format!("{what} at {}", self.name());
+        let (said, status) = (String::from_utf8_lossy(&done.stderr), done.status);
+        if said.trim().is_empty() {
+            let silent = format!("{at}: {} ended with {status} and said nothing", self.command[0]);
+            return Err(Failure::new(exit::FAILED, silent));
+        }
+        // A shell and ssh have codes of their own, beyond those of `quire`.
+        let code = status.code().and_then(|code| u8::try_from(code).ok()).filter(|&code| code <= exit::MAX);
+        Err(Failure::new(code.unwrap_or(exit::FAILED), format!("{at}: {}", said.trim())))
     }
 
     /// Its snapshots.
