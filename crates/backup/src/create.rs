@@ -12,7 +12,7 @@ use crate::failure::{FAILED, Failure, MISSING, Outcome};
 use crate::manifest::{Manifest, PARTS_MAX, Part, Snapshot, by_name, chain, check_name, snapshot_name};
 use crate::output::say;
 use crate::program::{Quire, Volume, finish};
-use crate::store::{Store, StoredPart};
+use crate::store::{Contents, Store, StoredPart};
 use quire_base::size;
 
 /// Parts that are uploaded at a time. One more is being read.
@@ -45,20 +45,17 @@ pub async fn run(arguments: &Create) -> Outcome {
         let taken = snapshot.taken().format("%Y-%m-%d %H:%M:%S");
         eprintln!("quire backup: {name} goes on with the snapshot {} of {taken} UTC", snapshot.name);
     }
-    // The newest that the volume still has the snapshot of.
-    let own = |backup: &&Manifest| {
-        backup.volume == volume.uuid
-            && backup.snapshot.created < snapshot.created
-            && snapshots.contains(&backup.snapshot)
+    // Also those that it has from before its UUID was changed, or from the volume that it is a copy of.
+    let older = |backup: &&Manifest| {
+        backup.snapshot.created < snapshot.created && snapshots.contains(&backup.snapshot)
     };
-    let older: Vec<&Manifest> = contents.backups.iter().filter(own).collect();
-    // What goes on from a backup that cannot be restored cannot be restored either.
-    let backups = by_name(&contents.backups);
-    let whole = |backup: &&&Manifest| chain(&backups, &backup.name).is_ok();
-    let parent = older.iter().filter(whole).max_by_key(|backup| backup.snapshot.created);
-    let parent = parent.filter(|_| !arguments.full);
+    let older: Vec<&Manifest> = contents.backups.iter().filter(older).collect();
+    let parent = match arguments.full {
+        true => None,
+        false => parent(&store, &contents, &volume, &older).await?,
+    };
 
-    let stored = store_backup(&quire, arguments, &store, &volume, (&name, snapshot), parent.copied()).await;
+    let stored = store_backup(&quire, arguments, &store, &volume, (&name, snapshot), parent).await;
     if let Err(failure) = stored {
         // A run under another name would not go on with them.
         let is_of_use = arguments.name.is_some()
@@ -79,6 +76,24 @@ pub async fn run(arguments: &Create) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// The newest of these backups that the next one can go on from: what goes on from a backup that cannot be
+/// restored cannot be restored either.
+async fn parent<'m>(
+    store: &Store,
+    contents: &'m Contents,
+    volume: &Volume,
+    older: &[&'m Manifest],
+) -> Outcome<Option<&'m Manifest>> {
+    let backups = by_name(&contents.backups);
+    // The one with the oldest snapshot comes first.
+    for backup in older.iter().rev().filter(|backup| backup.volume == volume.uuid) {
+        let Ok(chain) = chain(&backups, &backup.name) else { continue };
+        let Some(lost) = store.lacks(chain).await? else { return Ok(Some(backup)) };
+        eprintln!("quire backup: warning: {} cannot be restored: {lost} is missing or damaged", backup.name);
+    }
+    Ok(None)
 }
 
 /// Stores the stream of a snapshot in parts, and then the manifest.
@@ -156,15 +171,11 @@ async fn snapshot(quire: &Quire, arguments: &Create, name: &str) -> Outcome<(Sna
 
 /// All that the manifest promises is there: another program may have pruned meanwhile.
 async fn check_stored(store: &Store, manifest: &Manifest) -> Outcome {
-    let stored = store.parts(&manifest.name).await?;
-    for (number, part) in manifest.parts.iter().enumerate() {
-        let object = part.object(number);
-        if stored.get(&object).is_none_or(|stored| stored.size != part.size) {
-            return Err(Failure::new(
-                MISSING,
-                format!("{}/{object} has disappeared: run the same command with --name {0}", manifest.name),
-            ));
-        }
+    if let Some(lost) = store.lacks([manifest]).await? {
+        return Err(Failure::new(
+            MISSING,
+            format!("{lost} has disappeared: run the same command with --name {}", manifest.name),
+        ));
     }
     if let Some(parent) = &manifest.parent
         && !matches!(store.manifest(parent).await?, Some(Ok(_)))

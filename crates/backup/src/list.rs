@@ -27,6 +27,9 @@ pub async fn run(arguments: &List) -> Outcome {
         let backups: Vec<_> = contents.backups.iter().map(backup).collect();
         say!("{:#}", json!({ "backups": backups }));
     } else {
+        if contents.backups.is_empty() {
+            eprintln!("quire backup: {} has no backups", store.url());
+        }
         for backup in &contents.backups {
             let taken = backup.snapshot.taken().format("%Y-%m-%d %H:%M:%S");
             let since = backup.parent.as_ref().map_or("full".into(), |parent| format!("since {parent}"));

@@ -49,6 +49,8 @@ fn main() -> ExitCode {
             };
         }
     };
+    // Who reads a backup reads all files of the volume, whatever their permissions.
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     match run(&cli.command).and_then(|()| output::verdict()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

@@ -46,9 +46,17 @@ pub async fn run(arguments: &Prune) -> Outcome {
         contents.backups.iter().partition(|backup| kept.contains(backup.name.as_str()));
     let backups = by_name(&contents.backups);
     // A backup that cannot be restored may be kept in the place of one that can.
-    let broken =
-        |backup: &&Manifest| Some(format!("{}: {}", backup.name, chain(&backups, &backup.name).err()?));
-    let broken: Vec<String> = kept.iter().filter_map(broken).collect();
+    let (mut broken, mut needed) = (Vec::new(), HashSet::new());
+    for backup in &kept {
+        match chain(&backups, &backup.name) {
+            Ok(chain) => needed.extend(chain.into_iter().map(|backup| backup.name.as_str())),
+            Err(why) => broken.push(format!("{}: {why}", backup.name)),
+        }
+    }
+    let needed = contents.backups.iter().filter(|backup| needed.contains(backup.name.as_str()));
+    if let Some(lost) = store.lacks(needed).await? {
+        broken.push(format!("{lost} is missing or has another size"));
+    }
     if !broken.is_empty() {
         return Err(Failure::new(
             DAMAGED,
@@ -59,6 +67,9 @@ pub async fn run(arguments: &Prune) -> Outcome {
                 broken.join("; ")
             ),
         ));
+    }
+    if contents.backups.is_empty() {
+        eprintln!("quire backup: {} has no backups", store.url());
     }
     gone.reverse();
     let verb = if arguments.dry_run { "would delete" } else { "deleted" };

@@ -1,5 +1,6 @@
 //! `quire backup restore`.
 
+use std::io::ErrorKind::NotFound;
 use std::path::Path;
 
 use futures::{StreamExt, TryStreamExt};
@@ -7,7 +8,7 @@ use tokio::io::AsyncWriteExt;
 
 use crate::arguments::Restore;
 use crate::failure::{DAMAGED, FAILED, Failure, MISSING, NO_VOLUME, Outcome};
-use crate::manifest::{Manifest, by_name, chain};
+use crate::manifest::{Manifest, Snapshot, by_name, chain};
 use crate::output::say;
 use crate::program::{Quire, finish};
 use crate::store::Store;
@@ -26,7 +27,18 @@ pub async fn run(arguments: &Restore) -> Outcome {
         Failure::new(MISSING, format!("{}: {why}{}", store.url(), damaged.collect::<String>()))
     })?;
     let target = &arguments.target;
+    let was_missing = matches!(std::fs::symlink_metadata(target), Err(error) if error.kind() == NotFound);
     let is_new = match quire.volume(target).await {
+        Ok(volume) if arguments.size.is_some_and(|size| size != volume.bytes()) => {
+            return Err(Failure::new(
+                crate::USAGE,
+                format!(
+                    "--size is for a new volume, and {0} is one of {1}: `quire grow` makes it larger",
+                    target.display(),
+                    size::show(volume.bytes())
+                ),
+            ));
+        }
         Ok(_) => false,
         // Missing, or blank: also what a restore left that was killed while it made the volume.
         Err(failure) if matches!(failure.code, MISSING | NO_VOLUME) => true,
@@ -34,7 +46,14 @@ pub async fn run(arguments: &Restore) -> Outcome {
     };
     if is_new {
         let newest = backups.last().expect("a chain has its last backup");
-        quire.make_volume(target, arguments.size.unwrap_or(newest.volume_bytes)).await?;
+        let made = quire.make_volume(target, arguments.size.unwrap_or(newest.volume_bytes)).await;
+        made.map_err(|failure| Failure {
+            message: format!(
+                "{failure}\nA restore overwrites nothing; it takes what `quire mkfs` has made at {}",
+                target.display()
+            ),
+            ..failure
+        })?;
     } else {
         give_up_unfinished(&quire, target, &backups).await?;
     }
@@ -55,11 +74,47 @@ pub async fn run(arguments: &Restore) -> Outcome {
     for backup in &backups[..received] {
         say!("{}: was there", backup.name);
     }
-    for backup in &backups[received..] {
-        receive(&quire, &store, backup, target).await?;
+    let of_a_backup = |snapshot: &&Snapshot| contents.backups.iter().any(|it| it.snapshot == **snapshot);
+    if received == 0
+        && let Some(other) = there.iter().rfind(of_a_backup)
+    {
+        return Err(Failure::new(
+            FAILED,
+            format!(
+                "{} holds {}, and {} does not go on from it, but from the full backup {}: restore to a new volume",
+                target.display(),
+                other.name,
+                arguments.name,
+                backups[0].name
+            ),
+        ));
+    }
+    let passed = backups[..received].iter().rev().skip(1).filter(|it| there.contains(&it.snapshot));
+    for backup in passed {
+        give_back(&quire, target, backup).await;
+    }
+    for (at, backup) in backups.iter().enumerate().skip(received) {
+        if let Err(failure) = receive(&quire, &store, backup, target).await {
+            if was_missing && at == 0 {
+                // It may be too small, and the next restore would find it there.
+                let _ = std::fs::remove_file(target);
+            }
+            return Err(failure);
+        }
         say!("{}: received {}", backup.name, size::show(backup.bytes));
+        if let Some(before) = at.checked_sub(1) {
+            give_back(&quire, target, backups[before]).await;
+        }
     }
     Ok(())
+}
+
+/// Deletes the snapshot of a backup from which the target has gone on: with those of a long chain it would
+/// need many times the original's space.
+async fn give_back(quire: &Quire, target: &Path, passed: &Manifest) {
+    if let Err(failure) = quire.delete_snapshot(target, &passed.snapshot.name).await {
+        eprintln!("quire backup: warning: the older snapshot {} stays: {failure}", passed.snapshot.name);
+    }
 }
 
 /// Gives up what an interrupted restore of these backups has left of a stream.

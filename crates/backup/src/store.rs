@@ -56,7 +56,7 @@ pub struct StoredPart {
 
 impl Store {
     /// Opens the store at a path, a `file://` URL or an `s3://` URL. Whoever writes gives the size of the parts;
-    /// a missing directory is made then.
+    /// a missing directory is made then, in one that is there.
     pub fn open(url: &str, part_bytes: Option<u64>) -> Outcome<Store> {
         let wrong = |why: String| Failure::new(MISSING, format!("{url}: {why}"));
         let (objects, directory): (Arc<dyn ObjectStore>, _) = if let Some(rest) = url.strip_prefix("s3://") {
@@ -80,12 +80,21 @@ impl Store {
                         "a store is a directory, file:///DIRECTORY or s3://BUCKET/PREFIX".into(),
                     ));
                 }
+                None if url.starts_with("s3:") || url.starts_with("file:") => {
+                    return Err(wrong(format!(
+                        "an address has two slashes behind the colon; write ./{url} for a directory of this name"
+                    )));
+                }
                 None => url,
             };
-            if part_bytes.is_some() {
-                std::fs::create_dir_all(directory).map_err(|error| Failure::system(directory, &error))?;
-            }
             let path = PathBuf::from(directory);
+            // What it is in has to be there: a disk that is not mounted, or a slip of the pen, would get it.
+            if part_bytes.is_some()
+                && let Err(error) = std::fs::create_dir(&path)
+                && error.kind() != ErrorKind::AlreadyExists
+            {
+                return Err(Failure::system(format!("making the store {directory}"), &error));
+            }
             if !path.is_dir() {
                 return Err(wrong("there is no such directory".into()));
             }
@@ -179,6 +188,20 @@ impl Store {
             Some((object, StoredPart { size: meta.size, modified: meta.last_modified }))
         };
         Ok(listed.into_iter().filter_map(part).collect())
+    }
+
+    /// The first part of these backups that is not there, or has another size. What is in them is not read.
+    pub async fn lacks(&self, backups: impl IntoIterator<Item = &Manifest>) -> Outcome<Option<String>> {
+        for backup in backups {
+            let stored = self.parts(&backup.name).await?;
+            for (number, part) in backup.parts.iter().enumerate() {
+                let object = part.object(number);
+                if stored.get(&object).is_none_or(|stored| stored.size != part.size) {
+                    return Ok(Some(format!("{}/{object}", backup.name)));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// The bytes of a part, or what is wrong with it.

@@ -1,5 +1,7 @@
 //! `quire backup verify`.
 
+use std::collections::HashSet;
+
 use futures::StreamExt;
 
 use crate::arguments::Verify;
@@ -30,6 +32,10 @@ pub async fn run(arguments: &Verify) -> Outcome {
                 wrong += 1;
             }
         },
+        // A disk that is not mounted, for example.
+        None if contents.backups.is_empty() && contents.damaged.is_empty() => {
+            return Err(Failure::new(MISSING, format!("{} has no backups", store.url())));
+        }
         None => selected.extend(&contents.backups),
     }
     if arguments.name.is_none() || wrong > 0 {
@@ -38,9 +44,21 @@ pub async fn run(arguments: &Verify) -> Outcome {
             wrong += 1;
         }
     }
+    // Backups come after those that they go on from.
+    let mut bad = HashSet::new();
     for backup in selected {
-        let mut problems: Vec<String> = chain(&backups, &backup.name).err().into_iter().collect();
-        problems.extend(damaged_parts(&store, backup).await?);
+        let mut problems = damaged_parts(&store, backup).await?;
+        match chain(&backups, &backup.name) {
+            Err(why) => problems.push(why),
+            Ok(chain) => {
+                let below = chain.iter().find(|below| bad.contains(below.name.as_str()));
+                problems
+                    .extend(below.map(|below| format!("{} is damaged, from which it goes on", below.name)));
+            }
+        }
+        if !problems.is_empty() {
+            bad.insert(backup.name.as_str());
+        }
         if problems.is_empty() {
             say!("{}: good, {} in {} parts", backup.name, size::show(backup.bytes), backup.parts.len());
         }

@@ -45,7 +45,10 @@ impl World {
         let mut command = Command::new(BACKUP);
         command.arg(arguments[0]);
         if arguments[0] == "create" {
-            command.args(["--part-size=32K"]).arg(&self.volume);
+            if !arguments.iter().any(|argument| argument.starts_with("--part-size")) {
+                command.arg("--part-size=32K");
+            }
+            command.arg(&self.volume);
         }
         command.arg(&self.store).args(&arguments[1..]).env("QUIRE", quire());
         command
@@ -120,13 +123,12 @@ fn a_chain_is_made_restored_and_pruned() {
 
     let target = world.path("target.img");
     world.done(&["restore", "two", &target]);
-    assert_eq!(world.snapshots(Path::new(&target)), ["backup-one", "backup-two"]);
+    assert_eq!(world.snapshots(Path::new(&target)), ["backup-two"]);
     let restored = world.done(&["restore", "three", &target]);
     assert!(restored.contains("two: was there") && restored.contains("three: received"), "{restored}");
     // It said that all was there, and left a volume as it was that had been changed since.
-    for name in ["two", "three"] {
-        assert!(world.fails(&["restore", name, &target], 32).contains("nothing was restored"));
-    }
+    assert!(world.fails(&["restore", "three", &target], 32).contains("nothing was restored"));
+    assert!(world.fails(&["restore", "two", &target], 32).contains("holds backup-three"));
     assert_eq!(tail(&world.volume, "backup-three"), tail(Path::new(&target), "backup-three"));
 
     // Someone else's snapshot stays, and a new chain needs no older backup.
@@ -160,7 +162,8 @@ fn damage_is_found_before_it_is_used() {
     let mut damaged = good.clone();
     damaged[77] ^= 1;
     std::fs::write(&parts[5], damaged).unwrap();
-    assert!(world.fails(&["verify"], 35).contains("part-000005"));
+    let found = world.fails(&["verify"], 35);
+    assert!(found.contains("part-000005") && found.contains("two: one is damaged"), "{found}");
     let target = world.path("target.img");
     assert!(world.fails(&["restore", "two", &target], 35).contains("wrong checksum"));
     std::fs::write(&parts[5], &good[1..]).unwrap();
@@ -202,7 +205,7 @@ fn interruptions_are_gone_on_from() {
 
     let tried = world.backup(&["create", "--name=one"]).env("QUIRE", &broken).output().unwrap();
     assert!(!tried.status.success(), "{}", text(&tried));
-    assert_eq!(world.done(&["list"]), "", "an unfinished backup is not listed");
+    assert!(world.done(&["list"]).contains("has no backups"), "an unfinished backup is not listed");
     let parts = world.parts("one");
     assert_eq!(parts.len(), 7, "32 KiB each, the last one cut");
     let inodes = |parts: &[PathBuf]| -> Vec<u64> {
@@ -231,6 +234,90 @@ fn interruptions_are_gone_on_from() {
     assert!(!tried.status.success(), "{}", text(&tried));
     world.done(&["restore", "one", &target]);
     assert_eq!(tail(&world.volume, "backup-one"), tail(Path::new(&target), "backup-one"));
+}
+
+/// A restored volume kept the snapshot of each backup of the chain: one that was half full had no room for
+/// the fourth, and could not be restored.
+#[test]
+fn a_long_chain_needs_the_room_of_two_states() {
+    let world = World::new();
+    for (seed, name) in (1..).zip(["one", "two", "three", "four", "five"]) {
+        world.write("large", 15 << 20, seed);
+        world.done(&["create", "--part-size=1M", "--name", name]);
+    }
+    let target = world.path("target.img");
+    world.done(&["restore", "five", &target]);
+    assert_eq!(world.snapshots(Path::new(&target)), ["backup-five"]);
+    assert_eq!(tail(&world.volume, "backup-five"), tail(Path::new(&target), "backup-five"));
+}
+
+/// A prune kept a chain that had lost a part, and deleted the last one that could be restored. The next
+/// backup went on from it without a word.
+#[test]
+fn a_lost_part_is_noticed_before_anything_is_deleted() {
+    let world = World::new();
+    for (name, seed, full) in [("a", 1, true), ("b", 2, true), ("c", 3, false)] {
+        world.write("large", 100_000, seed);
+        world.done(&[&["create", "--name", name][..], if full { &["--full"] } else { &[] }].concat());
+    }
+    std::fs::remove_file(&world.parts("b")[1]).unwrap();
+    let refused = world.fails(&["prune", "--keep-last=1"], 35);
+    assert!(refused.contains("nothing was deleted") && refused.contains("b/part-000001"), "{refused}");
+    world.done(&["restore", "a", &world.path("target.img")]);
+    let made = world.done(&["create", "--name=d"]);
+    assert!(made.contains("c cannot be restored") && made.contains("d: full"), "{made}");
+    world.done(&["prune", "--keep-last=1"]);
+    world.done(&["verify"]);
+}
+
+/// Backups could be read by everybody, though an image is its owner's alone.
+#[test]
+fn nobody_else_reads_a_backup() {
+    let world = World::new();
+    world.write("note", 5000, 1);
+    world.done(&["create", "--name=a"]);
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
+    assert_eq!([mode(&world.store), mode(&world.store.join("a"))], [0o700; 2]);
+    assert_eq!(mode(&world.parts("a")[0]), 0o600);
+}
+
+/// The backup disk that was not mounted: `verify` found nothing wrong in an empty directory, and `create`
+/// made the directories of a path that was misspelt.
+#[test]
+fn a_directory_without_backups_is_said_to_be_one() {
+    let mut world = World::new();
+    std::fs::create_dir(&world.store).unwrap();
+    assert!(world.fails(&["verify"], 37).contains("has no backups"));
+    assert!(world.done(&["prune", "--keep-last=1"]).contains("has no backups"));
+    world.store = world.dir.path().join("missing/store");
+    assert!(world.fails(&["create"], 32).contains("making the store"));
+    for misspelt in ["s3:bucket/a", "file:/store"] {
+        world.store = misspelt.into();
+        assert!(world.fails(&["create"], 37).contains("two slashes"));
+    }
+    assert_eq!(world.snapshots(&world.volume), Vec::<String>::new());
+}
+
+/// `--size` was ignored for a volume that was there. A new one that was too small stayed, and was in the way
+/// of the next try; so was one with an older chain, with an advice that was for `quire send`.
+#[test]
+fn a_target_that_does_not_fit_is_refused_in_terms_of_a_restore() {
+    let world = World::new();
+    world.write("large", 20 << 20, 1);
+    world.done(&["create", "--part-size=1M", "--name=one"]);
+    let target = world.path("target.img");
+    assert!(world.fails(&["restore", "--size=16M", "one", &target], 39).contains("content"));
+    world.done(&["restore", "one", &target]);
+    assert!(world.fails(&["restore", "--size=32M", "one", &target], 1).contains("quire grow"));
+    world.write("large", 1 << 20, 2);
+    world.done(&["create", "--full", "--name=two"]);
+    let refused = world.fails(&["restore", "two", &target], 32);
+    assert!(refused.contains("holds backup-one") && refused.contains("the full backup two"), "{refused}");
+    // A snapshot of the volume's earlier life, under another UUID.
+    let changed = Command::new(quire()).arg("uuid").arg(&world.volume).arg("new").output().unwrap();
+    assert!(changed.status.success(), "{}", text(&changed));
+    assert!(world.done(&["create", "--name=three"]).contains("three: full"));
+    assert_eq!(world.snapshots(&world.volume), ["backup-three"]);
 }
 
 /// A backup whose chain is broken, and which can never be restored, counted as one that is kept. Pruning to

@@ -178,9 +178,13 @@ impl Error {
         self.kind
     }
 
-    /// The error number for programs: that of the kind.
+    /// The error number for programs: that of the kind, or the host's where the process has too many
+    /// descriptors open, or the host has.
     pub fn errno(&self) -> i32 {
-        self.kind.errno()
+        match self.os_error {
+            Some(number @ (libc::EMFILE | libc::ENFILE)) if self.kind == ErrorKind::Io => number,
+            _ => self.kind.errno(),
+        }
     }
 
     /// The host's error number, where the host reported one: of the image file or the device.

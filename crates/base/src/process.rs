@@ -4,18 +4,21 @@
 //! what it wrote to the image would destroy what its parent writes there. So front ends keep what they hand
 //! out in an [`OfProcess`]: a child is refused, and never drops what it inherited.
 //!
+//! Such a child cannot open volumes of its own either ([`AtWork`]): the locks of this library wait in tables
+//! of the process, and its copy of them still has its parent's threads in it.
+//!
 //! [`generation`] tells a process from those that it was forked off from, without a system call. It is kept
 //! in a page of its own, which the kernel clears in a child (`MADV_WIPEONFORK`): a child takes the next
 //! number, however it was forked off. Handlers of `pthread_atfork` would miss a bare `clone`. The number of a
 //! process would not do: the first one in a namespace of its own has its parent's, where that is 1.
 //!
-//! Shared cache lines: that page is written once in a process.
+//! Shared cache lines: that page is written once in a process, [`AT_WORK`] when a volume is opened or closed.
 
 use crate::{Error, ErrorKind, Result};
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The last number that this process or one before it took.
 static LAST: AtomicU32 = AtomicU32::new(0);
@@ -100,6 +103,56 @@ fn refused() -> Error {
     Error::new(ErrorKind::NotPermitted, why)
 }
 
+/// How many volumes are open, and above bit 32 the generation of the process that has them open.
+static AT_WORK: AtomicU64 = AtomicU64::new(0);
+
+/// A volume is open in this process, and has threads.
+#[derive(Debug)]
+pub struct AtWork(u32);
+
+impl AtWork {
+    /// One more. Errors: those of [`AtWork::check`].
+    pub fn begin() -> Result<AtWork> {
+        let generation = generation();
+        let more = |seen: u64| match (seen as u32, (seen >> 32) as u32 == generation) {
+            (0, _) => Some(u64::from(generation) << 32 | 1),
+            (_, true) => Some(seen + 1),
+            (_, false) => None,
+        };
+        match AT_WORK.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
+            Ok(_) => Ok(AtWork(generation)),
+            Err(_) => Err(forked_at_work()),
+        }
+    }
+
+    /// Whether this process may open a volume. It takes no lock, and starts no thread.
+    ///
+    /// Errors: [`ErrorKind::NotPermitted`] in a process that was forked off while a volume was open.
+    pub fn check() -> Result<()> {
+        let seen = AT_WORK.load(Ordering::Acquire);
+        match seen as u32 {
+            0 => Ok(()),
+            _ if (seen >> 32) as u32 == generation() => Ok(()),
+            _ => Err(forked_at_work()),
+        }
+    }
+}
+
+#[cold]
+fn forked_at_work() -> Error {
+    let why = "this process was forked off from one that had a volume open, and cannot open any itself: fork first, or \
+               start a program (exec; the method \"spawn\" of Python's multiprocessing)";
+    Error::new(ErrorKind::NotPermitted, why)
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        if self.0 == generation() {
+            AT_WORK.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
 impl<T> Drop for OfProcess<T> {
     fn drop(&mut self) {
         if self.is_here() {
@@ -113,22 +166,38 @@ impl<T> Drop for OfProcess<T> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_child_has_its_own_number() {
-        assert!(KEPT.is_some());
-        let own = generation();
-        assert_eq!(generation(), own);
+    /// Whether it holds in a child. It must not allocate, nor take a lock.
+    fn in_a_child(holds: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child calls nothing else but `_exit`.
         let child = unsafe {
             let child = libc::fork();
             if child == 0 {
-                libc::_exit(i32::from(generation() <= own));
+                libc::_exit(i32::from(!holds()));
             }
             child
         };
         let mut status = -1;
         // SAFETY: a live local behind the pointer.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(status, 0);
+        status == 0
+    }
+
+    #[test]
+    fn a_child_has_its_own_number() {
+        assert!(KEPT.is_some());
+        let own = generation();
+        assert_eq!(generation(), own);
+        assert!(in_a_child(|| generation() > own));
+    }
+
+    /// A child of a process with an open volume opened another one, and hung in one case of thirty.
+    #[test]
+    fn a_child_of_a_process_at_work_begins_nothing() {
+        let is_refused = || AtWork::begin().is_err_and(|error| error.kind() == ErrorKind::NotPermitted);
+        let (one, two) = (AtWork::begin().unwrap(), AtWork::begin().unwrap());
+        drop(one);
+        assert!(in_a_child(is_refused));
+        drop(two);
+        assert!(in_a_child(|| !is_refused() && AtWork::begin().is_ok()));
     }
 }

@@ -626,8 +626,8 @@ int64_t quire_group_bytes_max(const struct quire_volume *volume);
 // are copied; the file's handle may be closed before the commit. The file was opened for writing.
 //
 // Returns: `length`; -ENOSPC or -E2BIG if the group would pass a limit, -EXDEV for a file of
-// another volume; or another negative error number. After -ENOSPC and -E2BIG the group is as it was; after
-// any other error it cannot be committed.
+// another volume; or another negative error number. After an error the group is as it was. Only where the
+// volume refused what no longer fits in memory (more than 2 MiB), all calls that follow fail, the commit, too.
 // Threads: any.
 int64_t quire_group_pwrite(const struct quire_group *group,
                            const struct quire_file *file,
@@ -711,7 +711,8 @@ int quire_lease_wait(const struct quire_lease *lease, uint64_t milliseconds);
 // Makes an eventfd readable when a lease is recalled or revoked, at once if it was: 1 is added to it. The
 // library uses a duplicate of the descriptor, so the caller may close its own.
 //
-// Returns: 0 or a negative error number.
+// Returns: 0; -EBADF for a descriptor that is not open, -EINVAL for one that is no eventfd; or another
+// negative error number.
 // Threads: any.
 int quire_lease_notify(const struct quire_lease *lease, int eventfd);
 

@@ -77,9 +77,9 @@ pub unsafe extern "C" fn quire_group_bytes_max(volume: *const Volume) -> i64 {
 /// are copied; the file's handle may be closed before the commit. The file was opened for writing.
 ///
 /// Returns: `length`; -ENOSPC or -E2BIG if the group would pass a limit, -EXDEV for a file of
-/// another volume; or another negative error number. After -ENOSPC and -E2BIG the group is as it was; after
-/// any other error it cannot be committed.
-/// Threads: any.
+/// another volume; or another negative error number. After an error the group is as it was. Only where the
+/// volume refused what no longer fits in memory (more than 2 MiB), all calls that follow fail, the commit,
+/// too. Threads: any.
 ///
 /// # Safety
 /// `group` and `file` are open; `length` bytes may be read from `buffer`.

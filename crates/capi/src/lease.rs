@@ -7,7 +7,7 @@ use crate::error::{count, number, quietly, status};
 use crate::file::{File, file};
 use crate::handle::{borrow, give, take};
 use crate::volume::give_out;
-use quire::{Error, LayoutExtent, LayoutLease, Place, Result};
+use quire::{Error, ErrorKind, LayoutExtent, LayoutLease, Place, Result};
 use quire_base::sync::time::Duration;
 use std::ffi::c_int;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -171,7 +171,8 @@ pub unsafe extern "C" fn quire_lease_wait(lease: *const Lease, milliseconds: u64
 /// Makes an eventfd readable when a lease is recalled or revoked, at once if it was: 1 is added to it. The
 /// library uses a duplicate of the descriptor, so the caller may close its own.
 ///
-/// Returns: 0 or a negative error number.
+/// Returns: 0; -EBADF for a descriptor that is not open, -EINVAL for one that is no eventfd; or another
+/// negative error number.
 /// Threads: any.
 ///
 /// # Safety
@@ -181,9 +182,7 @@ pub unsafe extern "C" fn quire_lease_notify(lease: *const Lease, eventfd: c_int)
     status(|| {
         // SAFETY: the caller's promise.
         let lease = unsafe { self::lease(lease) }?;
-        if eventfd < 0 {
-            return Err(Error::invalid("the descriptor is negative"));
-        }
+        check_eventfd(eventfd)?;
         // SAFETY: the caller's promise.
         let eventfd: OwnedFd = unsafe { BorrowedFd::borrow_raw(eventfd) }
             .try_clone_to_owned()
@@ -194,6 +193,18 @@ pub unsafe extern "C" fn quire_lease_notify(lease: *const Lease, eventfd: c_int)
         });
         Ok(())
     })
+}
+
+/// What is written to another descriptor would land in a file.
+fn check_eventfd(descriptor: c_int) -> Result<()> {
+    match std::fs::read_link(format!("/proc/self/fd/{descriptor}")) {
+        Ok(target) if target.as_os_str() == "anon_inode:[eventfd]" => Ok(()),
+        Ok(target) => Err(Error::invalid(format!("{} is no eventfd", target.display()))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(Error::new(ErrorKind::BadHandle, format!("the descriptor {descriptor} is not open")))
+        }
+        Err(error) => Err(Error::os("looking at the eventfd", &error)),
+    }
 }
 
 /// Returns a lease. NULL is fine.

@@ -8,7 +8,7 @@
 use crate::issue::IssueKind;
 use crate::report::{Findings, Place};
 use quire::internals::inspect::SlotCopies;
-use quire_base::{Error, ErrorKind, Result};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use quire_format::superblock::{
     FAR_BLOCKS, FLAG_CLEAN, FLAG_ERRORS, JOURNAL_START, SLOT_BLOCKS, Superblock, far_slots,
 };
@@ -158,8 +158,10 @@ fn check_alone(slot: usize, superblock: &Superblock, device_blocks: u64, finding
             IssueKind::VolumeTruncated,
             place,
             format!(
-                "superblock {name}: the volume has {} blocks, the device only {device_blocks}: enlarge it or restore a copy",
-                superblock.block_count
+                "superblock {name}: the volume has {} blocks, the device only {device_blocks}: make a copy of it that is as long \
+                 as the volume (truncate -s {}), and give that to `quire fsck --repair` or `quire salvage`",
+                superblock.block_count,
+                superblock.block_count.saturating_mul(BLOCK_SIZE as u64)
             ),
         );
     }

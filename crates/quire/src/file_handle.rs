@@ -17,7 +17,7 @@ use crate::lease::grant::LEASE_EXTENTS_MAX;
 use crate::lease::handle::LayoutLease;
 use crate::metadata::{FileTimes, Metadata};
 use crate::xattr::or_none;
-use quire_base::{Error, ErrorKind, Result};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result, size};
 use quire_device::AlignedBuf;
 use quire_format::properties::Properties;
 use std::ffi::{OsStr, OsString};
@@ -142,7 +142,12 @@ impl File {
         if let [one] = bufs {
             return self.read_at(one, offset);
         }
-        let mut whole = vec![0; total(bufs.iter().map(|buffer| buffer.len()))?];
+        let wanted = total(bufs.iter().map(|buffer| buffer.len()))?;
+        // Buffers may be larger than the file, and than memory.
+        let there = self.inode.size().saturating_sub(offset).next_multiple_of(BLOCK_SIZE as u64);
+        let length = wanted.min(usize::try_from(there).unwrap_or(usize::MAX));
+        let mut whole = reserved(length)?;
+        whole.resize(length, 0);
         let count = self.read_at(&mut whole, offset)?;
         let mut rest = &whole[..count];
         for buffer in bufs {
@@ -470,14 +475,25 @@ impl std::fmt::Debug for File {
     }
 }
 
+/// The sum, which a count of bytes can say.
 fn total(mut lengths: impl Iterator<Item = usize>) -> Result<usize> {
-    lengths
-        .try_fold(0usize, usize::checked_add)
-        .ok_or_else(|| Error::new(ErrorKind::Overflow, "the buffers are longer than memory"))
+    let sum = lengths.try_fold(0usize, usize::checked_add).filter(|&sum| isize::try_from(sum).is_ok());
+    sum.ok_or_else(|| Error::invalid("the buffers are longer than memory"))
+}
+
+fn reserved(bytes: usize) -> Result<Vec<u8>> {
+    let mut whole = Vec::new();
+    match whole.try_reserve_exact(bytes) {
+        Ok(()) => Ok(whole),
+        Err(_) => {
+            let text = format!("no memory for {} that lie in several buffers", size::show(bytes as u64));
+            Err(Error::new(ErrorKind::NoMemory, text))
+        }
+    }
 }
 
 fn gather(bufs: &[IoSlice<'_>]) -> Result<Vec<u8>> {
-    let mut whole = Vec::with_capacity(total(bufs.iter().map(|buffer| buffer.len()))?);
+    let mut whole = reserved(total(bufs.iter().map(|buffer| buffer.len()))?)?;
     bufs.iter().for_each(|buffer| whole.extend_from_slice(buffer));
     Ok(whole)
 }

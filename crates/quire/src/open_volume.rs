@@ -15,6 +15,7 @@ use crate::inode::InodeRef;
 use crate::options::VolumeOptions;
 use crate::recovery::{self, RecoveryReport};
 use crate::snapshots::readers::Reading;
+use quire_base::process::AtWork;
 use quire_base::sync::{Arc, Mutex};
 use quire_base::{Error, ErrorKind, InodeNo, Result};
 use quire_device::Backend;
@@ -30,11 +31,13 @@ pub(crate) struct OpenVolume {
     root: InodeRef,
     /// Of a snapshot that is read beside its volume: keeps it from being deleted.
     _reading: Option<Reading>,
+    _at_work: AtWork,
 }
 
 impl OpenVolume {
     /// Opens a volume.
     pub(crate) fn open(backend: Arc<dyn Backend>, options: &VolumeOptions) -> Result<OpenVolume> {
+        let at_work = AtWork::begin()?;
         let threads = options.threads;
         let (mut engine, recovery) = recovery::open(backend.clone(), options.clone())?;
         if engine.store.shows_half_an_operation() {
@@ -50,6 +53,7 @@ impl OpenVolume {
             closed: Mutex::new(None),
             root,
             _reading: None,
+            _at_work: at_work,
         };
         if threads {
             volume.engine.cache.start()?;
@@ -62,6 +66,7 @@ impl OpenVolume {
 
     /// The volume of an engine that reads a snapshot beside its volume.
     pub(crate) fn reader(engine: Arc<Engine>, reading: Reading) -> Result<OpenVolume> {
+        let at_work = AtWork::begin()?;
         let root = root_of(&engine)?;
         Ok(OpenVolume {
             engine,
@@ -70,6 +75,7 @@ impl OpenVolume {
             closed: Mutex::new(None),
             root,
             _reading: Some(reading),
+            _at_work: at_work,
         })
     }
 

@@ -11,8 +11,9 @@
 //! 4. With the end item, and in one transaction: the tree becomes a snapshot, which says whose copy it is;
 //!    the key goes, and a base that was taken for this is being deleted. The volume is what was sent.
 //!
-//! A stream that breaks leaves the key, and what was applied. A receive of the rest goes on at the position;
-//! [`ReceiveOptions::abort`] rolls back to the base.
+//! A stream that breaks leaves the key, and what was applied; so does a receiver that is killed, but for the
+//! last [`FORCE_AFTER`]. A receive of the rest goes on at the position; [`ReceiveOptions::abort`] rolls back
+//! to the base.
 //!
 //! Invariants: the base is the newest snapshot until step 4. A position and what it stands for change in one
 //! transaction, or what stands behind the position is applied again and gives the same.
@@ -36,6 +37,7 @@ use crate::store::transaction::{Cost, Depends, Transaction};
 use crate::volume::Volume;
 use apply::Applier;
 use quire_base::sync::Arc;
+use quire_base::sync::time::{Duration, Instant};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, InodeNo, Result, size};
 use quire_device::{Backend, Device};
 use quire_format::inode::InodeRecord;
@@ -46,6 +48,9 @@ use quire_format::stream::{Header, Item, StreamReader, StreamWriter, Totals};
 use quire_format::superblock::Superblock;
 use quire_tree::Tree;
 use std::io::Read;
+
+/// How long what was applied may wait for being durable, while more arrives.
+const FORCE_AFTER: Duration = Duration::from_secs(1);
 
 /// What a receive made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -257,6 +262,7 @@ fn session(
         None => begin(engine, header)?,
     };
     let mut applier = Applier::new(engine, unfinished);
+    let mut forced = Instant::now();
     let outcome = loop {
         let applied = match reader.next() {
             Ok(Some((Item::End(totals), _))) => break Ok(totals),
@@ -266,6 +272,10 @@ fn session(
         };
         if let Err(error) = applied {
             break Err(error);
+        }
+        if forced.elapsed() >= FORCE_AFTER {
+            engine.store.force_all()?;
+            forced = Instant::now();
         }
         progress(StreamProgress { bytes: applier.unfinished.position.bytes, total: header.bytes });
     };

@@ -28,6 +28,8 @@ use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 
+use quire_base::size;
+
 use crate::ffi::{self, Api, File, IoMethods};
 use crate::image;
 use crate::journal::Journal;
@@ -39,11 +41,17 @@ use crate::vfs;
 /// number.
 const GROUP_MAX: usize = 16 << 20;
 
-fn group_max() -> usize {
-    static MAX: OnceLock<usize> = OnceLock::new();
-    *MAX.get_or_init(|| {
-        std::env::var("QUIRE_SQLITE_GROUP_MAX").ok().and_then(|text| text.parse().ok()).unwrap_or(GROUP_MAX)
-    })
+/// That number, read once. An error is for whoever loads the extension.
+pub(crate) fn group_max() -> Result<usize, String> {
+    static MAX: OnceLock<Result<usize, String>> = OnceLock::new();
+    let read = || match std::env::var("QUIRE_SQLITE_GROUP_MAX") {
+        Ok(text) => match size::parse(&text) {
+            Ok(bytes) => Ok(usize::try_from(bytes).unwrap_or(usize::MAX)),
+            Err(why) => Err(format!("the variable QUIRE_SQLITE_GROUP_MAX: {why}")),
+        },
+        Err(_) => Ok(GROUP_MAX),
+    };
+    MAX.get_or_init(read).clone()
 }
 
 /// How groups are made for a database.
@@ -315,7 +323,8 @@ unsafe extern "C" fn write(file: *mut File, buffer: *const c_void, count: c_int,
             Err(failed) => return failed,
         };
         overlay.write(offset as u64, std::slice::from_raw_parts(buffer.cast::<u8>(), count as usize));
-        if overlay.bytes() > group_max() { database.write_directly() } else { ffi::OK }
+        let is_too_large = group_max().is_ok_and(|most| overlay.bytes() > most);
+        if is_too_large { database.write_directly() } else { ffi::OK }
     }
 }
 

@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
 use crate::capture;
-use crate::database::{Database, Way};
+use crate::database::{self, Database, Way};
 use crate::ffi::{self, Api, File, IoMethods, SystemCall, Vfs};
 use crate::image;
 use crate::journal::{self, Journal};
@@ -90,6 +90,7 @@ pub(crate) fn register(api: Api) -> Result<(), String> {
     if api.version() < ffi::VERSION_MIN {
         return Err(format!("SQLite is too old ({}); at least 3.32 is needed", api.version()));
     }
+    database::group_max()?;
     // SAFETY: VFSs are never freed while they are registered.
     unsafe {
         if !api.find_vfs(NAME.as_ptr()).is_null() {

@@ -12,7 +12,7 @@ use crate::error::status;
 use crate::file::File;
 use crate::handle::{borrow, share};
 use libc::iovec;
-use quire::{AlignedBuf, Error, ErrorKind, Result};
+use quire::{AlignedBuf, Error, Result};
 use std::ffi::{c_int, c_void};
 use std::io::{IoSlice, IoSliceMut};
 
@@ -22,9 +22,8 @@ struct Buffers(Vec<Memory>);
 impl Buffers {
     fn length(&self) -> Result<usize> {
         let mut lengths = self.0.iter().map(|memory| memory.length);
-        lengths
-            .try_fold(0usize, usize::checked_add)
-            .ok_or_else(|| Error::new(ErrorKind::Overflow, "the buffers are longer than memory"))
+        let sum = lengths.try_fold(0usize, usize::checked_add).filter(|&sum| isize::try_from(sum).is_ok());
+        sum.ok_or_else(|| Error::invalid("the buffers are longer than memory"))
     }
 
     /// One buffer for all.

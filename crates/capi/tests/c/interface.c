@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -139,6 +140,13 @@ static void files(void)
     struct iovec parts[2] = {{head, sizeof head}, {tail, sizeof tail}};
     EXPECT(quire_preadv(file, parts, 2, 0) == 11);
     EXPECT(memcmp(head, "hello ", 6) == 0 && memcmp(tail, "world", 5) == 0);
+    // Buffers may be larger than the file, and than memory: the library had a buffer of its own as large as both.
+    char *half = (char *)mmap(NULL, 64UL << 30, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (half != MAP_FAILED) {
+        struct iovec halves[2] = {{half, 32UL << 30}, {half + (32UL << 30), 32UL << 30}};
+        EXPECT(quire_preadv(file, halves, 2, 0) == 11 && memcmp(half, "hello world", 11) == 0);
+        EXPECT(munmap(half, 64UL << 30) == 0);
+    }
     memcpy(head, "HELLO ", 6);
     memcpy(tail, "WORLD", 5);
     parts[1].iov_len = 5;
@@ -366,7 +374,9 @@ static void leases(const char *image)
     fclose(device);
     EXPECT(quire_lease_wait(lease, 0) == QUIRE_LEASE_VALID && quire_lease_wait(NULL, 0) == -EINVAL);
     int event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    EXPECT(quire_lease_notify(lease, -1) == -EINVAL && quire_lease_notify(NULL, event) == -EINVAL);
+    EXPECT(quire_lease_notify(lease, -1) == -EBADF && quire_lease_notify(NULL, event) == -EINVAL);
+    // It counted in whatever it was given: in a file it wrote eight bytes.
+    EXPECT(quire_lease_notify(lease, 1) == -EINVAL);
     OK(quire_lease_notify(lease, event));
     pthread_t thread;
     EXPECT(pthread_create(&thread, NULL, cuts, file) == 0);

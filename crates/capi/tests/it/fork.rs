@@ -10,13 +10,17 @@ use std::ptr;
 
 /// A child's calls said that all was durable. Its commits took the place of its parent's, so that the next
 /// opening found the child's; a close panicked, and the end of a queue waited for ever. It happened to
-/// programs that never meant to use the handles, when C++ closed them at the child's end.
+/// programs that never meant to use the handles, when C++ closed them at the child's end. With a volume of
+/// its own a child hung in one case of thirty.
 #[test]
 fn a_child_is_refused_and_ends_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let image = directory.path().join("image");
     quire::FormatOptions::new().size(32 << 20).format(&image).unwrap();
     let path = CString::new(image.as_os_str().as_bytes()).unwrap();
+    let second = directory.path().join("second");
+    quire::FormatOptions::new().size(32 << 20).format(&second).unwrap();
+    let second = CString::new(second.as_os_str().as_bytes()).unwrap();
     let flags = libc::O_RDWR | libc::O_CREAT;
     let (mut volume, mut file, mut queue) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
     let mut group = ptr::null_mut();
@@ -43,6 +47,7 @@ fn a_child_is_refused_and_ends_nothing() {
                 i64::from(quire_group_commit(group, 0, 0)),
                 i64::from(quire_submit_fsync(queue, file, ptr::null(), ptr::null_mut())),
                 i64::from(quire_volume_close(volume)),
+                i64::from(quire_volume_open(second.as_ptr(), ptr::null(), &raw mut volume)),
             ];
             quire_group_free(group);
             quire_close(file);
@@ -63,4 +68,31 @@ fn a_child_is_refused_and_ends_nothing() {
     }
     let volume = quire::Volume::open(&image).unwrap();
     assert_eq!(volume.read("file").unwrap(), b"parent");
+}
+
+/// A program without a standard error had the image as its descriptor 2, and printed a warning over the
+/// superblock.
+#[test]
+fn an_image_is_none_of_the_standard_streams() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("image");
+    quire::FormatOptions::new().size(32 << 20).format(&image).unwrap();
+    let path = CString::new(image.as_os_str().as_bytes()).unwrap();
+    // SAFETY: the child of a process without an open volume, which opens one, writes and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let mut volume = ptr::null_mut();
+        // SAFETY: a text, and a place for a handle.
+        unsafe {
+            libc::alarm(60);
+            libc::close(2);
+            let opened = quire_volume_open(path.as_ptr(), ptr::null(), &raw mut volume);
+            let printed = libc::write(2, [b'x'; 4096].as_ptr().cast(), 4096);
+            libc::_exit(i32::from(opened != 0 || printed != -1));
+        }
+    }
+    let mut status = -1;
+    // SAFETY: a place for the status.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
 }

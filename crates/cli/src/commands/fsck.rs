@@ -65,7 +65,15 @@ pub(super) fn bar(visible: bool) -> ProgressBar {
 }
 
 fn verdict(checked: &Checked, how: Repair) -> String {
-    let lossy = "; `quire fsck --repair --lossy --dry-run` tells what giving up the rest would lose";
+    // The line of this error says what to do first.
+    let is_truncated = checked.issues.iter().any(|issue| issue.contains("volume-truncated"));
+    let (mends, lossy) = match is_truncated {
+        true => ("", ""),
+        false => (
+            "; `quire fsck --repair` mends what it can",
+            "; `quire fsck --repair --lossy --dry-run` tells what giving up the rest would lose",
+        ),
+    };
     match (checked.repaired, checked.left, checked.losses.len()) {
         (0, 0, _) => format!("clean, {}", checked.summary),
         (_, left, lost) if how.dry_run && how.lossy => {
@@ -76,7 +84,7 @@ fn verdict(checked: &Checked, how: Repair) -> String {
         }
         (repaired, 0, 0) => format!("{repaired} errors repaired, {}", checked.summary),
         (repaired, 0, lost) => format!("{repaired} errors repaired, {lost} losses, {}", checked.summary),
-        (0, left, _) if !how.repair => format!("{left} errors; `quire fsck --repair` mends what it can"),
+        (0, left, _) if !how.repair => format!("{left} errors{mends}"),
         (repaired, left, _) if !how.lossy => format!("{repaired} errors repaired, {left} left{lossy}"),
         (repaired, left, _) => format!("{repaired} errors repaired, {left} left"),
     }
@@ -108,6 +116,9 @@ mod tests {
         assert!(verdict(&checked(0, 2), no).contains("--repair"));
         assert!(verdict(&checked(1, 2), plain).starts_with("1 errors repaired, 2 left; "));
         assert!(verdict(&checked(1, 2), plain).contains("--lossy --dry-run"));
+        // No repair mends that, and each command named the next one.
+        let cut = Checked { issues: vec!["fatal volume-truncated: ...".into()], ..checked(0, 2) };
+        assert_eq!(verdict(&cut, no), "2 errors");
         assert_eq!(verdict(&checked(1, 2), lossy), "1 errors repaired, 2 left");
         assert!(verdict(&checked(3, 0), plain).starts_with("3 errors repaired"));
         let lost = Checked { losses: vec!["/a: it is lost".into()], ..checked(3, 0) };

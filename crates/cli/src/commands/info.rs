@@ -75,6 +75,10 @@ pub fn run(arguments: &Info) -> Outcome {
         output::line(format_args!("transport        {}", asked.transport));
         output::line(format_args!("syncfs           {}", asked.syncfs));
     }
+    let whole = found.as_ref().map_or(0, |(superblock, _)| superblock.block_count.saturating_mul(4096));
+    if std::fs::metadata(&path).is_ok_and(|about| about.is_file() && about.len() < whole) {
+        output::line(format_args!("truncated        `quire fsck` says what to do"));
+    }
     if let Some(error) = damaged {
         output::line(format_args!("damaged          one of two superblocks: {error}"));
     }

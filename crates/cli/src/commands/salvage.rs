@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 
+use quire_base::ErrorKind;
 use quire_fsck::Progress;
 
 use super::fsck::bar;
@@ -23,7 +24,10 @@ pub fn run(arguments: &Salvage) -> Outcome {
     };
     let salvaged = quire_fsck::salvage(&volume, &arguments.dir, Some(&tell));
     bar.finish_and_clear();
-    let salvaged = salvaged?;
+    let salvaged = salvaged.map_err(|error| match error.kind() {
+        ErrorKind::NotAVolume => Failure::new(33, format!("{error}; nothing can be salvaged")),
+        _ => Failure::from(error),
+    })?;
     if arguments.json {
         output::line(format_args!("{:#}", serde_json::to_value(&salvaged).unwrap_or_default()));
     } else {

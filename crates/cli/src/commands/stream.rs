@@ -86,7 +86,13 @@ pub fn receive(arguments: &Receive) -> Outcome {
     bar.finish_and_clear();
     let Err(error) = received else { return Ok(()) };
     let refused = error.kind() == quire::ErrorKind::Busy;
-    let failure = Failure::from(error);
+    let failure = match error.kind() {
+        // The volume is sound.
+        quire::ErrorKind::Corrupt if error.to_string().starts_with("the stream is damaged") => {
+            Failure::new(35, format!("{error}; send it again"))
+        }
+        _ => Failure::from(error),
+    };
     match ReceiveOptions::unfinished(&path) {
         Ok(Some(there)) if !refused => Err(Failure {
             message: format!(

@@ -9,6 +9,7 @@ use super::nbd::{self, NbdAddress};
 use super::target::{Medium, Target};
 use super::uring::UringBackend;
 use crate::backend::Backend;
+use quire_base::process::AtWork;
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use std::path::Path;
 use std::sync::Arc;
@@ -18,8 +19,9 @@ use std::sync::Arc;
 ///
 /// Errors: `NotFound`, `AccessDenied` and `ReadOnly` as the host says; `Busy` if it is open elsewhere (or,
 /// for a block device, in use by the kernel; for an export, if it may be); `IsDirectory`; `NotAVolume` for
-/// other kinds of file.
+/// other kinds of file; `NotPermitted` in a child of a process that had a volume open.
 pub fn open_image(path: &Path, mode: OpenMode) -> Result<Arc<dyn Backend>> {
+    AtWork::check()?;
     if let Some(address) = NbdAddress::of(path) {
         return nbd::open(address?, mode);
     }
@@ -36,6 +38,7 @@ pub fn open_image(path: &Path, mode: OpenMode) -> Result<Arc<dyn Backend>> {
 /// An existing file that is not empty is replaced if `force` is set. Errors: as for [`open_image`]; `Exists`
 /// without `force`; `Invalid` for a size of no block or larger than the block device.
 pub fn create_image(path: &Path, size: u64, force: bool) -> Result<Arc<dyn Backend>> {
+    AtWork::check()?;
     let blocks = size / BLOCK_SIZE as u64;
     let name = path.display();
     if blocks == 0 {

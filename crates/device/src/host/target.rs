@@ -74,6 +74,7 @@ impl Target {
         }
         // Reading an image gets past the modes of the files in it, so a new one is for its owner alone.
         let fd = rustix::fs::open(path, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
+        let fd = above_standard(fd).map_err(failed)?;
         let stat = rustix::fs::fstat(&fd).map_err(failed)?;
         let medium = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => Medium::Image,
@@ -393,6 +394,14 @@ fn lock_behind(device: u64, name: &str, mode: OpenMode) -> Result<Option<OwnedFd
     let Ok(fd) = rustix::fs::open(&file, flags, Mode::empty()) else { return Ok(None) };
     lock(&fd, &format!("{name} (a loop device over {})", Path::new(&file).display()), mode)?;
     Ok(Some(fd))
+}
+
+/// No descriptor of the first three: a program that runs without one of them would print into the volume.
+fn above_standard(fd: OwnedFd) -> rustix::io::Result<OwnedFd> {
+    match fd.as_raw_fd() {
+        0..=2 => rustix::io::fcntl_dupfd_cloexec(&fd, 3),
+        _ => Ok(fd),
+    }
 }
 
 /// Whether the kernel refuses writes to a block device, whatever it was opened for.

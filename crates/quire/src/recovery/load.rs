@@ -130,6 +130,7 @@ pub(super) fn none_usable(device: &Device, reasons: &[Error]) -> Error {
     };
     let detail = reasons.iter().map(Error::to_string).collect::<Vec<_>>().join("; ");
     let advice = match kind {
+        ErrorKind::NotAVolume if detail.contains("quire fsck") => "is not a Quire volume",
         ErrorKind::NotAVolume => "is not a Quire volume (make one with: quire mkfs)",
         ErrorKind::UnknownFormat => "needs a newer quire",
         _ => "cannot be opened (see: quire fsck)",

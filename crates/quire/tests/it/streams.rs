@@ -15,8 +15,10 @@ use quire_format::key::{Key, KeyKind};
 use quire_format::stream::{HEADER_BYTES, StreamReader};
 use quire_format::superblock::{SLOT_BLOCKS, Superblock};
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
@@ -328,6 +330,56 @@ fn a_broken_stream_leaves_the_target_as_it_was() {
         assert_same(&dump(&copy), &dumps[1], "resumed");
         assert_eq!(names(&copy), ["a", "b"]);
     }
+}
+
+/// A stream that waits for a moment at one place, and behind it shows what a kill of the receiver would
+/// leave.
+struct Slow<'s> {
+    stream: &'s [u8],
+    at: usize,
+    waits_at: usize,
+    killed_at: usize,
+    target: &'s Backing,
+    left: Option<Arc<MemoryBackend>>,
+}
+
+impl Read for Slow<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        if self.at == self.waits_at {
+            std::thread::sleep(Duration::from_millis(1100));
+        } else if self.at == self.killed_at {
+            self.left = Some(copy_of(self.target));
+        }
+        let stops = [self.waits_at, self.killed_at, self.stream.len()];
+        let stop = stops.into_iter().find(|stop| *stop > self.at).unwrap_or(self.at);
+        let count = buf.len().min(stop - self.at);
+        buf[..count].copy_from_slice(&self.stream[self.at..self.at + count]);
+        self.at += count;
+        Ok(count)
+    }
+}
+
+/// Only the end of a stream, or an error in it, made durable what had arrived: a receiver that was killed
+/// after hours had nothing.
+#[test]
+fn a_killed_receiver_has_what_had_arrived() {
+    let (source, dumps) = sample();
+    let target = made();
+    receive(&target, &send(&source, None, "a").unwrap()).unwrap();
+    let stream = send(&source, Some("a"), "b").unwrap();
+    let ends = ends(&stream);
+    let (waits_at, killed_at) = (ends[3], ends[6]);
+    let mut slow = Slow { stream: &stream, at: 0, waits_at, killed_at, target: &target, left: None };
+    ReceiveOptions::new().receive_backend(target.clone(), &mut slow, &mut |_| ()).unwrap();
+    let left = slow.left.unwrap();
+    let unfinished = ReceiveOptions::unfinished_backend(left.clone()).unwrap().unwrap();
+    assert!((4..=6).contains(&unfinished.items), "{unfinished:?}");
+
+    let volume = options().read_only(true).open_backend(source.clone()).unwrap();
+    let mut rest = Vec::new();
+    SendOptions::resume(&volume, &unfinished.token, &mut rest, &mut |_| ()).unwrap();
+    receive(&left, &rest).unwrap();
+    assert_same(&dump(&left), &dumps[1], "resumed");
 }
 
 /// A rollback and the giving up of a receive opened a volume that must not be written, changed it in memory,

@@ -8,7 +8,7 @@ use std::ffi::c_char;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use quire::{FormatOptions, Volume, VolumeOptions};
-use quire_base::process;
+use quire_base::{process, size};
 
 use super::locks::Shared;
 use crate::ffi::Api;
@@ -49,15 +49,7 @@ impl Settings {
         let bytes = |key| {
             // SAFETY: the caller's promise.
             let Some(text) = (unsafe { api.parameter(name, key) }) else { return Ok(None) };
-            let (digits, shift) = match text.as_bytes().last() {
-                Some(b'k' | b'K') => (&text[..text.len() - 1], 10),
-                Some(b'm' | b'M') => (&text[..text.len() - 1], 20),
-                Some(b'g' | b'G') => (&text[..text.len() - 1], 30),
-                Some(b't' | b'T') => (&text[..text.len() - 1], 40),
-                _ => (text, 0),
-            };
-            let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
-            number.map(Some).ok_or_else(|| format!("{text}: no number of bytes (4096, 64k, 512m, 2g)"))
+            size::parse(text).map(Some)
         };
         // As little is created with `mode=ro` and `mode=rw` as of a database.
         let size = bytes(c"image_size")?.filter(|_| creates);
