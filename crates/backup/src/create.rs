@@ -45,17 +45,21 @@ pub async fn run(arguments: &Create) -> Outcome {
         let taken = snapshot.taken().format("%Y-%m-%d %H:%M:%S");
         eprintln!("quire backup: {name} goes on with the snapshot {} of {taken} UTC", snapshot.name);
     }
-    // Also those that it has from before its UUID was changed, or from the volume that it is a copy of.
-    let older = |backup: &&Manifest| {
-        backup.snapshot.created < snapshot.created && snapshots.contains(&backup.snapshot)
+    let taken_at = snapshot.created;
+    let is_older = |backup: &&Manifest| {
+        backup.volume == volume.uuid
+            && backup.snapshot.created < taken_at
+            && snapshots.contains(&backup.snapshot)
     };
-    let older: Vec<&Manifest> = contents.backups.iter().filter(older).collect();
-    let parent = match arguments.full {
-        true => None,
-        false => parent(&store, &contents, &volume, &older).await?,
+    let older: Vec<&Manifest> = contents.backups.iter().filter(is_older).collect();
+    let stored = async {
+        let parent = match arguments.full {
+            true => None,
+            false => parent(&store, &contents, &older).await?,
+        };
+        store_backup(&quire, arguments, &store, &volume, (&name, snapshot), parent).await
     };
-
-    let stored = store_backup(&quire, arguments, &store, &volume, (&name, snapshot), parent).await;
+    let stored = stored.await;
     if let Err(failure) = stored {
         // A run under another name would not go on with them.
         let is_of_use = arguments.name.is_some()
@@ -83,12 +87,11 @@ pub async fn run(arguments: &Create) -> Outcome {
 async fn parent<'m>(
     store: &Store,
     contents: &'m Contents,
-    volume: &Volume,
     older: &[&'m Manifest],
 ) -> Outcome<Option<&'m Manifest>> {
     let backups = by_name(&contents.backups);
     // The one with the oldest snapshot comes first.
-    for backup in older.iter().rev().filter(|backup| backup.volume == volume.uuid) {
+    for backup in older.iter().rev() {
         let Ok(chain) = chain(&backups, &backup.name) else { continue };
         let Some(lost) = store.lacks(chain).await? else { return Ok(Some(backup)) };
         eprintln!("quire backup: warning: {} cannot be restored: {lost} is missing or damaged", backup.name);

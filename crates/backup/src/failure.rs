@@ -8,6 +8,8 @@ pub const FAILED: u8 = 32;
 pub const NO_VOLUME: u8 = 33;
 /// What is stored is damaged.
 pub const DAMAGED: u8 = 35;
+/// Somebody else has the volume open.
+pub const BUSY: u8 = 36;
 /// Something is missing, or is not what it should be.
 pub const MISSING: u8 = 37;
 

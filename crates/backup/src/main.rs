@@ -49,7 +49,7 @@ fn main() -> ExitCode {
             };
         }
     };
-    // Who reads a backup reads all files of the volume, whatever their permissions.
+    // A reader of a backup reads all files of the volume, whatever their permissions.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     match run(&cli.command).and_then(|()| output::verdict()) {
         Ok(()) => ExitCode::SUCCESS,

@@ -7,7 +7,7 @@ use futures::{StreamExt, TryStreamExt};
 use tokio::io::AsyncWriteExt;
 
 use crate::arguments::Restore;
-use crate::failure::{DAMAGED, FAILED, Failure, MISSING, NO_VOLUME, Outcome};
+use crate::failure::{BUSY, DAMAGED, FAILED, Failure, MISSING, NO_VOLUME, Outcome};
 use crate::manifest::{Manifest, Snapshot, by_name, chain};
 use crate::output::say;
 use crate::program::{Quire, finish};
@@ -29,11 +29,11 @@ pub async fn run(arguments: &Restore) -> Outcome {
     let target = &arguments.target;
     let was_missing = matches!(std::fs::symlink_metadata(target), Err(error) if error.kind() == NotFound);
     let is_new = match quire.volume(target).await {
-        Ok(volume) if arguments.size.is_some_and(|size| size != volume.bytes()) => {
+        Ok(volume) if arguments.size.is_some_and(|size| size / 4096 != volume.bytes() / 4096) => {
             return Err(Failure::new(
                 crate::USAGE,
                 format!(
-                    "--size is for a new volume, and {0} is one of {1}: `quire grow` makes it larger",
+                    "--size is for a new volume, and {} is one of {} (`quire grow` makes a volume larger)",
                     target.display(),
                     size::show(volume.bytes())
                 ),
@@ -47,18 +47,26 @@ pub async fn run(arguments: &Restore) -> Outcome {
     if is_new {
         let newest = backups.last().expect("a chain has its last backup");
         let made = quire.make_volume(target, arguments.size.unwrap_or(newest.volume_bytes)).await;
-        made.map_err(|failure| Failure {
-            message: format!(
-                "{failure}\nA restore overwrites nothing; it takes what `quire mkfs` has made at {}",
-                target.display()
-            ),
-            ..failure
+        made.map_err(|failure| match was_missing {
+            true => failure,
+            false => Failure {
+                message: format!(
+                    "{failure}\nA restore overwrites nothing; it takes what `quire mkfs` has made at {}",
+                    target.display()
+                ),
+                ..failure
+            },
         })?;
     } else {
         give_up_unfinished(&quire, target, &backups).await?;
     }
     let there = if is_new { Vec::new() } else { quire.snapshots(target).await? };
     let received = backups.iter().rposition(|backup| there.contains(&backup.snapshot)).map_or(0, |at| at + 1);
+    // A restore may have been killed before it did that.
+    let passed = backups[..received].iter().rev().skip(1).filter(|it| there.contains(&it.snapshot));
+    for backup in passed {
+        give_back(&quire, target, backup).await;
+    }
     if received == backups.len() {
         return Err(Failure::new(
             FAILED,
@@ -89,13 +97,9 @@ pub async fn run(arguments: &Restore) -> Outcome {
             ),
         ));
     }
-    let passed = backups[..received].iter().rev().skip(1).filter(|it| there.contains(&it.snapshot));
-    for backup in passed {
-        give_back(&quire, target, backup).await;
-    }
     for (at, backup) in backups.iter().enumerate().skip(received) {
         if let Err(failure) = receive(&quire, &store, backup, target).await {
-            if was_missing && at == 0 {
+            if is_new && was_missing && at == 0 && failure.code != BUSY {
                 // It may be too small, and the next restore would find it there.
                 let _ = std::fs::remove_file(target);
             }

@@ -56,7 +56,7 @@ pub struct StoredPart {
 
 impl Store {
     /// Opens the store at a path, a `file://` URL or an `s3://` URL. Whoever writes gives the size of the parts;
-    /// a missing directory is made then, in one that is there.
+    /// a missing directory is made then, in an existing one.
     pub fn open(url: &str, part_bytes: Option<u64>) -> Outcome<Store> {
         let wrong = |why: String| Failure::new(MISSING, format!("{url}: {why}"));
         let (objects, directory): (Arc<dyn ObjectStore>, _) = if let Some(rest) = url.strip_prefix("s3://") {
@@ -88,7 +88,7 @@ impl Store {
                 None => url,
             };
             let path = PathBuf::from(directory);
-            // What it is in has to be there: a disk that is not mounted, or a slip of the pen, would get it.
+            // Its parent has to exist, so that a misspelt path is an error.
             if part_bytes.is_some()
                 && let Err(error) = std::fs::create_dir(&path)
                 && error.kind() != ErrorKind::AlreadyExists

@@ -313,11 +313,6 @@ fn a_target_that_does_not_fit_is_refused_in_terms_of_a_restore() {
     world.done(&["create", "--full", "--name=two"]);
     let refused = world.fails(&["restore", "two", &target], 32);
     assert!(refused.contains("holds backup-one") && refused.contains("the full backup two"), "{refused}");
-    // A snapshot of the volume's earlier life, under another UUID.
-    let changed = Command::new(quire()).arg("uuid").arg(&world.volume).arg("new").output().unwrap();
-    assert!(changed.status.success(), "{}", text(&changed));
-    assert!(world.done(&["create", "--name=three"]).contains("three: full"));
-    assert_eq!(world.snapshots(&world.volume), ["backup-three"]);
 }
 
 /// A backup whose chain is broken, and which can never be restored, counted as one that is kept. Pruning to

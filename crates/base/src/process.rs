@@ -166,7 +166,7 @@ impl<T> Drop for OfProcess<T> {
 mod tests {
     use super::*;
 
-    /// Whether it holds in a child. It must not allocate, nor take a lock.
+    /// Whether it holds in a child, in which only `malloc` and system calls may be relied on.
     fn in_a_child(holds: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child calls nothing else but `_exit`.
         let child = unsafe {

@@ -627,7 +627,7 @@ int64_t quire_group_bytes_max(const struct quire_volume *volume);
 //
 // Returns: `length`; -ENOSPC or -E2BIG if the group would pass a limit, -EXDEV for a file of
 // another volume; or another negative error number. After an error the group is as it was. Only where the
-// volume refused what no longer fits in memory (more than 2 MiB), all calls that follow fail, the commit, too.
+// volume could not take what no longer fits in memory (more than 2 MiB), later writes and the commit fail.
 // Threads: any.
 int64_t quire_group_pwrite(const struct quire_group *group,
                            const struct quire_file *file,

@@ -78,8 +78,8 @@ pub unsafe extern "C" fn quire_group_bytes_max(volume: *const Volume) -> i64 {
 ///
 /// Returns: `length`; -ENOSPC or -E2BIG if the group would pass a limit, -EXDEV for a file of
 /// another volume; or another negative error number. After an error the group is as it was. Only where the
-/// volume refused what no longer fits in memory (more than 2 MiB), all calls that follow fail, the commit,
-/// too. Threads: any.
+/// volume could not take what no longer fits in memory (more than 2 MiB), later writes and the commit fail.
+/// Threads: any.
 ///
 /// # Safety
 /// `group` and `file` are open; `length` bytes may be read from `buffer`.

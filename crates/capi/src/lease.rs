@@ -197,13 +197,16 @@ pub unsafe extern "C" fn quire_lease_notify(lease: *const Lease, eventfd: c_int)
 
 /// What is written to another descriptor would land in a file.
 fn check_eventfd(descriptor: c_int) -> Result<()> {
+    // SAFETY: any number may be asked about.
+    if unsafe { libc::fcntl(descriptor, libc::F_GETFD) } == -1 {
+        return Err(Error::new(ErrorKind::BadHandle, format!("the descriptor {descriptor} is not open")));
+    }
     match std::fs::read_link(format!("/proc/self/fd/{descriptor}")) {
-        Ok(target) if target.as_os_str() == "anon_inode:[eventfd]" => Ok(()),
-        Ok(target) => Err(Error::invalid(format!("{} is no eventfd", target.display()))),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Err(Error::new(ErrorKind::BadHandle, format!("the descriptor {descriptor} is not open")))
+        Ok(target) if target.as_os_str() != "anon_inode:[eventfd]" => {
+            Err(Error::invalid(format!("{} is no eventfd", target.display())))
         }
-        Err(error) => Err(Error::os("looking at the eventfd", &error)),
+        // Without /proc nobody can tell.
+        _ => Ok(()),
     }
 }
 

@@ -125,8 +125,8 @@ pub enum Command {
     Trim(Trim),
     /// Keep the image or device of a mounted volume as it is, so that it can be copied from outside
     ///
-    /// Everything is made durable first. Changes wait until the volume thaws; reads go on. The copy opens
-    /// like a volume after a power cut.
+    /// Everything is made durable first. Changes wait until the volume thaws. Reads go on, but for listings
+    /// and new names in a directory where a change waits. The copy opens like a volume after a power cut.
     Freeze(Freeze),
     /// Let changes of a frozen volume go on
     ///

@@ -28,7 +28,7 @@ pub const USAGE: u8 = 1;
 pub const SYSTEM: u8 = 2;
 /// The operation failed.
 pub const FAILED: u8 = 32;
-/// The largest of them.
+/// The largest exit code.
 pub const MAX: u8 = 39;
 /// Shown at the end of `--help`.
 pub const HELP: &str = "\

@@ -109,20 +109,23 @@ pub fn superblocks(volume: &Path) -> Result<[Result<Superblock>; 2]> {
 pub fn newest_superblock(volume: &Path) -> Result<(Superblock, Option<Error>)> {
     let slots = copies(volume)?;
     let bad = slots.iter().find_map(|copies| copies.near.as_ref().err()).cloned();
-    let at_end = match slots.iter().any(|copies| copies.far.is_ok()) {
-        true => {
-            " at its beginning, but copies of a volume's superblocks at its end: if nothing else was put here since, \
-             `quire fsck --repair` puts both back"
-        }
-        false => "",
-    };
+    let has_copies = slots.iter().any(|copies| copies.far.is_ok());
     match inspect::newest_of(slots) {
         [Ok(a), Ok(b)] => Ok((if a.checkpoint >= b.checkpoint { a } else { b }, bad)),
         [Ok(good), Err(bad)] | [Err(bad), Ok(good)] => Ok((good, Some(bad))),
         [Err(a), Err(b)] => {
             let none = ErrorKind::NotAVolume;
             Err(if a.kind() == none && b.kind() == none && !has_journal(volume)? {
-                Error::new(none, format!("{} holds no Quire volume{at_end}", volume.display()))
+                let volume = volume.display();
+                // The reason speaks of these copies.
+                Error::new(
+                    none,
+                    if has_copies {
+                        format!("{volume}: {a}")
+                    } else {
+                        format!("{volume} holds no Quire volume")
+                    },
+                )
             } else {
                 // A newer format is worth more than whatever the other slot suffers from.
                 let kind = if a.kind() == ErrorKind::UnknownFormat { a.kind() } else { b.kind() };

@@ -85,45 +85,63 @@ pub struct MountOptions {
 /// The options in one line each, for `--help`.
 pub const HELP: &str = "\
 Mount options (-o, separated by commas):
-  ro, rw                 take no changes (a journal is replayed in memory only) / take changes (default)
+  ro, rw                 take no changes (a journal is replayed in memory only)
+                         / take changes (default)
   cache=engine|auto|kernel
-                         who caches file data: Quire (default; reads and writes of a file run side by side and
-                         untorn), the kernel for files that nobody has open for writing and Quire for others
-                         (an open reader then makes later writers of its file exclude one another), or the
-                         kernel (quicker for a single reader; a read that races with a write may see half of
-                         it, as on ext4)
+                         who caches file data: Quire (default; reads and writes
+                         of a file run side by side and untorn), the kernel for
+                         files that nobody has open for writing and Quire for
+                         others (an open reader then makes later writers of its
+                         file exclude one another), or the kernel (quicker for a
+                         single reader; a read that races with a write may see
+                         half of it, as on ext4)
   cache_size=SIZE        limit of Quire's cache (default: a quarter of memory or
                          of the control group's limit, whichever is less)
-  node_cache=SIZE        limit of the cache of metadata nodes, beside cache_size (default: an eighth of cache_size,
-                         from 64M to 1G)
-  commit=SECONDS         unsynced changes are made durable after this time (default 5)
+  node_cache=SIZE        limit of the cache of metadata nodes, beside cache_size
+                         (default: an eighth of cache_size, from 64M to 1G)
+  commit=SECONDS         unsynced changes are made durable after this time
+                         (default 5)
   relatime, strictatime, noatime, lazytime
-                         when reads update access times (default relatime); keep pure time changes in memory
-  noauto_da_alloc        do not write data back before a rename over a file and at the close of a rewritten one
-  snapshot=NAME          show a snapshot of the volume, read-only (see: quire snapshot)
+                         when reads update access times (default relatime); keep
+                         pure time changes in memory
+  noauto_da_alloc        do not write data back before a rename over a file and
+                         at the close of a rewritten one
+  snapshot=NAME          show a snapshot of the volume, read-only (see: quire
+                         snapshot)
   snapshots=list|hide|off
-                         the directory .snapshots in the root has a directory for each snapshot: it is listed,
-                         only there for those who name it (default), or not there
+                         the directory .snapshots in the root has a directory
+                         for each snapshot: it is listed, only there for those
+                         who name it (default), or not there
   discard, nodiscard     tell the device about freed blocks (default nodiscard)
   allow_other, noallow_other
                          other users may use the mount (default for root only)
   dev, suid, exec, nodev, nosuid, noexec, sync, dirsync
                          as for every file system
-  log=FILE|syslog        where the server writes messages (default $XDG_STATE_HOME/quire/VOLUME.log, else
-                         /var/log/quire-VOLUME.log for root, ~/.local/state/quire/VOLUME.log for users)
+  log=FILE|syslog        where the server writes messages (default
+                         $XDG_STATE_HOME/quire/VOLUME.log, else
+                         /var/log/quire-VOLUME.log for root,
+                         ~/.local/state/quire/VOLUME.log for users)
   metrics=PORT|ADDRESS:PORT|/SOCKET
-                         serve the server's numbers to Prometheus, at a loopback port or a socket of the owner's
-  lease_timeout=SECONDS  what moves blocks waits so long for a lease of them before it revokes it (default 5)
-  sync_timeout=SECONDS   syncfs and sync fail when the device completes nothing for so long (default 60)
-  fsname=NAME            shown as the source in mount tables; root's mount then has no loop device as its source, so
-                         syncfs and sync do not reach it
+                         serve the server's numbers to Prometheus, at a loopback
+                         port or a socket of the owner's
+  lease_timeout=SECONDS  what moves blocks waits so long for a lease of them
+                         before it revokes it (default 5)
+  sync_timeout=SECONDS   syncfs and sync fail when the device completes nothing
+                         for so long (default 60)
+  fsname=NAME            shown as the source in mount tables; root's mount then
+                         has no loop device as its source, so syncfs and sync do
+                         not reach it
   transport=auto|ring|dev
-                         how requests come from the kernel: through io_uring (much quicker) where it offers that
-                         (auto, the default), only so (ring), or through /dev/fuse (dev)
-  takeover               open a volume on a server's export although its owner may live: you have seen to it that
-                         the server keeps that one out
-  remount                change ro, rw, noatime, nodev, nosuid and noexec of a mount; all else stays as it is
-  wait=SECONDS           wait so long for a volume that is not there yet (default 0, with _netdev 30)
+                         how requests come from the kernel: through io_uring
+                         (much quicker) where it offers that (auto, the
+                         default), only so (ring), or through /dev/fuse (dev)
+  takeover               open a volume on a server's export although its owner
+                         may live: you have seen to it that the server keeps
+                         that one out
+  remount                change ro, rw, noatime, nodev, nosuid and noexec of a
+                         mount; all else stays as it is
+  wait=SECONDS           wait so long for a volume that is not there yet
+                         (default 0, with _netdev 30)
   threads=N              threads that receive requests from /dev/fuse
   defaults, auto, noauto, user, users, owner, group, nofail, _netdev, x-...
                          accepted; for other programs";

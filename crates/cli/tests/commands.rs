@@ -349,6 +349,13 @@ fn dumps_are_readable_and_json() {
         quire(&words)
     };
     expect(&dump(false, &["superblock"]), 0, &["slot 0", "slot 1", "block_count"]);
+    let zeros = place.path("zeros");
+    std::fs::write(&zeros, [0; 1 << 20]).unwrap();
+    expect(
+        &quire(&["dump".as_ref(), zeros.as_os_str(), "superblock".as_ref()]),
+        33,
+        &["slot 1: no Quire volume"],
+    );
     expect(&dump(false, &["tree"]), 0, &["Inode"]);
     expect(&dump(false, &["journal"]), 0, &["0 records"]);
     expect(&dump(false, &["inode", "1"]), 0, &["inode 1"]);

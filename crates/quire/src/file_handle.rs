@@ -17,7 +17,7 @@ use crate::lease::grant::LEASE_EXTENTS_MAX;
 use crate::lease::handle::LayoutLease;
 use crate::metadata::{FileTimes, Metadata};
 use crate::xattr::or_none;
-use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result, size};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use quire_device::AlignedBuf;
 use quire_format::properties::Properties;
 use std::ffi::{OsStr, OsString};
@@ -145,9 +145,7 @@ impl File {
         let wanted = total(bufs.iter().map(|buffer| buffer.len()))?;
         // Buffers may be larger than the file, and than memory.
         let there = self.inode.size().saturating_sub(offset).next_multiple_of(BLOCK_SIZE as u64);
-        let length = wanted.min(usize::try_from(there).unwrap_or(usize::MAX));
-        let mut whole = reserved(length)?;
-        whole.resize(length, 0);
+        let mut whole = AlignedBuf::try_zeroed(wanted.min(usize::try_from(there).unwrap_or(usize::MAX)))?;
         let count = self.read_at(&mut whole, offset)?;
         let mut rest = &whole[..count];
         for buffer in bufs {
@@ -481,20 +479,14 @@ fn total(mut lengths: impl Iterator<Item = usize>) -> Result<usize> {
     sum.ok_or_else(|| Error::invalid("the buffers are longer than memory"))
 }
 
-fn reserved(bytes: usize) -> Result<Vec<u8>> {
-    let mut whole = Vec::new();
-    match whole.try_reserve_exact(bytes) {
-        Ok(()) => Ok(whole),
-        Err(_) => {
-            let text = format!("no memory for {} that lie in several buffers", size::show(bytes as u64));
-            Err(Error::new(ErrorKind::NoMemory, text))
-        }
+fn gather(bufs: &[IoSlice<'_>]) -> Result<AlignedBuf> {
+    let mut whole = AlignedBuf::try_zeroed(total(bufs.iter().map(|buffer| buffer.len()))?)?;
+    let mut rest = &mut whole[..];
+    for buffer in bufs {
+        let (now, later) = rest.split_at_mut(buffer.len());
+        now.copy_from_slice(buffer);
+        rest = later;
     }
-}
-
-fn gather(bufs: &[IoSlice<'_>]) -> Result<Vec<u8>> {
-    let mut whole = reserved(total(bufs.iter().map(|buffer| buffer.len()))?)?;
-    bufs.iter().for_each(|buffer| whole.extend_from_slice(buffer));
     Ok(whole)
 }
 

@@ -13,6 +13,7 @@ use crate::file::File;
 use crate::handle::{borrow, share};
 use libc::iovec;
 use quire::{AlignedBuf, Error, Result};
+use quire_base::BLOCK_SIZE;
 use std::ffi::{c_int, c_void};
 use std::io::{IoSlice, IoSliceMut};
 
@@ -26,9 +27,10 @@ impl Buffers {
         sum.ok_or_else(|| Error::invalid("the buffers are longer than memory"))
     }
 
-    /// One buffer for all.
-    fn for_direct_io(&self) -> Result<AlignedBuf> {
-        AlignedBuf::try_zeroed(self.length()?)
+    /// One buffer for all, of what the file can fill: buffers may be larger than memory.
+    fn for_direct_read(&self, file: &File, offset: u64) -> Result<AlignedBuf> {
+        let there = file.file.metadata().len().saturating_sub(offset).next_multiple_of(BLOCK_SIZE as u64);
+        AlignedBuf::try_zeroed(self.length()?.min(usize::try_from(there).unwrap_or(usize::MAX)))
     }
 
     /// Fills one buffer from all.
@@ -104,7 +106,8 @@ pub unsafe extern "C" fn quire_submit_preadv(
         let mut given = unsafe { buffers_mut(vector, count) }?;
         let memory = |part: &mut IoSliceMut<'_>| Memory { start: part.as_mut_ptr(), length: part.len() };
         let memory = Buffers(given.iter_mut().map(memory).collect());
-        let direct = (file.is_direct() && file.reads()).then(|| memory.for_direct_io()).transpose()?;
+        let direct =
+            (file.is_direct() && file.reads()).then(|| memory.for_direct_read(&file, offset)).transpose()?;
         queue.submit(Tag(user_data), file.kept(), |begun| match direct {
             Some(whole) => {
                 let spread = move |whole: &AlignedBuf, count: usize| {
@@ -145,7 +148,7 @@ pub unsafe extern "C" fn quire_submit_pwritev(
         let memory = |part: &IoSlice<'_>| Memory { start: part.as_ptr().cast_mut(), length: part.len() };
         let memory = Buffers(given.iter().map(memory).collect());
         let gather = || {
-            let mut whole = memory.for_direct_io()?;
+            let mut whole = AlignedBuf::try_zeroed(memory.length()?)?;
             // SAFETY: the caller's promise.
             unsafe { memory.gather(&mut whole) }.map(|()| whole)
         };

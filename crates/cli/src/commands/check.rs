@@ -20,6 +20,8 @@ pub struct Checked {
     pub would_be_repaired: u64,
     /// What the volume holds, in a line.
     pub summary: String,
+    /// The device is shorter than the volume. The line of this error says what to do first.
+    pub truncated: bool,
     /// As fsck(8).
     pub exit_code: u8,
 }
@@ -67,6 +69,7 @@ pub fn check(volume: &Path, how: Repair, progress: &dyn Fn(&str, u64, u64)) -> q
         left: errors.count() - repaired,
         would_be_repaired: report.would_be_repaired,
         summary,
+        truncated: report.has(IssueKind::VolumeTruncated),
         exit_code: report.exit_code(),
     })
 }

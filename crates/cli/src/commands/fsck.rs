@@ -65,9 +65,7 @@ pub(super) fn bar(visible: bool) -> ProgressBar {
 }
 
 fn verdict(checked: &Checked, how: Repair) -> String {
-    // The line of this error says what to do first.
-    let is_truncated = checked.issues.iter().any(|issue| issue.contains("volume-truncated"));
-    let (mends, lossy) = match is_truncated {
+    let (mends, lossy) = match checked.truncated {
         true => ("", ""),
         false => (
             "; `quire fsck --repair` mends what it can",
@@ -103,6 +101,7 @@ mod tests {
             left,
             would_be_repaired: 0,
             summary: "1 files".into(),
+            truncated: false,
             exit_code: 0,
         }
     }
@@ -117,7 +116,7 @@ mod tests {
         assert!(verdict(&checked(1, 2), plain).starts_with("1 errors repaired, 2 left; "));
         assert!(verdict(&checked(1, 2), plain).contains("--lossy --dry-run"));
         // No repair mends that, and each command named the next one.
-        let cut = Checked { issues: vec!["fatal volume-truncated: ...".into()], ..checked(0, 2) };
+        let cut = Checked { truncated: true, ..checked(0, 2) };
         assert_eq!(verdict(&cut, no), "2 errors");
         assert_eq!(verdict(&checked(1, 2), lossy), "1 errors repaired, 2 left");
         assert!(verdict(&checked(3, 0), plain).starts_with("3 errors repaired"));

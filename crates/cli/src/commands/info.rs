@@ -49,6 +49,8 @@ pub fn run(arguments: &Info) -> Outcome {
         update(superblock, dir);
     }
     let damaged = found.as_ref().and_then(|(_, damaged)| damaged.as_ref());
+    let whole = found.as_ref().map_or(0, |(superblock, _)| superblock.block_count.saturating_mul(4096));
+    let truncated = std::fs::metadata(&path).is_ok_and(|about| about.is_file() && about.len() < whole);
     if arguments.json {
         let mut value =
             found.as_ref().map_or_else(|| json!({}), |(superblock, _)| superblock_json(superblock));
@@ -58,6 +60,7 @@ pub fn run(arguments: &Info) -> Outcome {
             value["syncfs"] = json!(asked.syncfs);
         }
         value["held_by_snapshots"] = held.map_or(Value::Null, |blocks| json!(blocks));
+        value["truncated"] = json!(truncated);
         value["damaged_slot"] = damaged.map_or(Value::Null, |error| json!(error.to_string()));
         output::line(format_args!("{value:#}"));
         return Ok(());
@@ -75,8 +78,7 @@ pub fn run(arguments: &Info) -> Outcome {
         output::line(format_args!("transport        {}", asked.transport));
         output::line(format_args!("syncfs           {}", asked.syncfs));
     }
-    let whole = found.as_ref().map_or(0, |(superblock, _)| superblock.block_count.saturating_mul(4096));
-    if std::fs::metadata(&path).is_ok_and(|about| about.is_file() && about.len() < whole) {
+    if truncated {
         output::line(format_args!("truncated        `quire fsck` says what to do"));
     }
     if let Some(error) = damaged {

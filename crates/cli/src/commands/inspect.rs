@@ -23,7 +23,7 @@ use crate::image;
 /// Takes a line; false: no more wanted.
 pub type Line<'a> = dyn FnMut(String) -> bool + 'a;
 
-/// Both slots.
+/// Both slots; an error if neither has a superblock.
 pub fn superblock(volume: &Path, json: bool, line: &mut Line<'_>) -> Result<()> {
     let slots = image::superblocks(volume)?;
     if json {
@@ -35,15 +35,18 @@ pub fn superblock(volume: &Path, json: bool, line: &mut Line<'_>) -> Result<()> 
             })
             .collect();
         line(format!("{:#}", json!({ "slots": slots })));
-        return Ok(());
+    } else {
+        for (index, slot) in slots.iter().enumerate() {
+            match slot {
+                Ok(superblock) => line(format!("slot {index}: {superblock:#?}")),
+                Err(error) => line(format!("slot {index}: {error}")),
+            };
+        }
     }
-    for (index, slot) in slots.iter().enumerate() {
-        match slot {
-            Ok(superblock) => line(format!("slot {index}: {superblock:#?}")),
-            Err(error) => line(format!("slot {index}: {error}")),
-        };
+    match slots.iter().any(Result::is_ok) {
+        true => Ok(()),
+        false => image::newest_superblock(volume).map(drop),
     }
-    Ok(())
 }
 
 /// What a mount would replay.

@@ -87,9 +87,9 @@ pub fn receive(arguments: &Receive) -> Outcome {
     let Err(error) = received else { return Ok(()) };
     let refused = error.kind() == quire::ErrorKind::Busy;
     let failure = match error.kind() {
-        // The volume is sound.
+        // The volume is sound, and needs no advice.
         quire::ErrorKind::Corrupt if error.to_string().starts_with("the stream is damaged") => {
-            Failure::new(35, format!("{error}; send it again"))
+            Failure::new(35, error.to_string())
         }
         _ => Failure::from(error),
     };

@@ -42,6 +42,7 @@ use quire_base::{BLOCK_SIZE, BlockNo, ErrorKind, Result, Seq};
 use quire_device::{AlignedBuf, Backend, Device, IoClass, OverlayBackend};
 use quire_format::extent::Run;
 use quire_format::journal::{BlockHeader, PAYLOAD_BYTES};
+use quire_format::key::Key;
 use quire_format::node::Bounds;
 use quire_format::record::Change;
 use quire_format::superblock::{SLOT_BLOCKS, Superblock, far_slots};
@@ -220,6 +221,11 @@ fn gather(
     let newest = std::ptr::eq(base, &examined.checkpoints[0]);
     if !(base.whole && newest && !base.misplaced) {
         (lost, doubtful) = assemble(backend, &device, base, examined, tell)?;
+    }
+    let snapshots = Bounds { low: Some(Key::snapshot(0)), high: Some(Key::snapshot(u32::MAX)) };
+    if base.superblock.epoch > 0 && lost.iter().any(|range| remains::overlap(*range, snapshots)) {
+        let what = "the names of snapshots cannot be read: all that there were are given up";
+        losses.insert(Loss { path: None, inode: None, what: what.into() });
     }
     let (mut session, cut) = Session::open_remains(backend.clone())?;
     let chunks = session.tree().pool_chunks();

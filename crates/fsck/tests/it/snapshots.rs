@@ -75,6 +75,22 @@ fn damage_in_a_snapshot_is_found_and_deleting_it_is_enough() {
     assert_clean(&backend.visible(), "without the snapshot");
 }
 
+/// The leaf that named the snapshots was lost: they went without a word in the list of losses.
+#[test]
+fn snapshots_whose_names_are_lost_are_told() {
+    let image = with_snapshots();
+    let editor = Editor::new(&image);
+    let at = editor.key(Key::snapshot(1));
+    let node = editor.nodes().into_iter().find(|node| node.block == at.node).unwrap();
+    let mut damaged = image.clone();
+    node.place().copies().for_each(|copy| damaged.set(copy, None));
+    let backend = device(&damaged);
+    let lossy = Options { repair: true, lossy: true, ..Options::default() };
+    let report = check_backend(backend.clone(), &lossy).unwrap();
+    assert!(report.losses.iter().any(|loss| loss.what.contains("snapshots")), "{:#?}", report.losses);
+    assert_clean(&backend.visible(), "after the repair");
+}
+
 /// A stranger's image had a snapshot with a forged superblock, whose checksum fitted. fsck called the image
 /// clean, and reading a file of the snapshot said that the volume is damaged.
 #[test]
