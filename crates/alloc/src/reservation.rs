@@ -101,8 +101,8 @@ impl Allocator {
         Error::new(
             ErrorKind::NoSpace,
             format!(
-                "no data space: {what}; {} are free, {} reserved by data not written yet, {waiting} freed but waiting for \
-                 the journal{hint}",
+                "no data space: {what}; {} are free, {} reserved for data that is to be written and for its metadata, \
+                 {waiting} freed but waiting for the journal{hint}",
                 self.free_blocks(),
                 self.reserved_blocks(),
             ),
