@@ -10,7 +10,7 @@
 //! | 34 | the volume's format is newer than this program |
 //! | 35 | the volume is damaged: run `quire fsck` |
 //! | 36 | the volume is open elsewhere, or the mount point is in use |
-//! | 37 | volume or mount point is missing, or is not what it should be |
+//! | 37 | something is missing, is there already, or is not what it should be: a volume, a mount point, a snapshot |
 //! | 38 | not permitted |
 //! | 39 | no space |
 //!
@@ -33,8 +33,8 @@ pub const MAX: u8 = 39;
 /// Shown at the end of `--help`.
 pub const HELP: &str = "\
 Exit codes: 0 done; 1 wrong usage; 2 system error; 32 failed; 33 no Quire volume there; 34 volume of a newer \
-format; 35 volume damaged; 36 volume open elsewhere or mount point in use; 37 volume or mount point missing \
-or of the wrong type; 38 not permitted; 39 no space. `quire fsck`: 0 clean; 1 errors corrected; 4 errors left; \
+format; 35 volume damaged; 36 volume open elsewhere or mount point in use; 37 something missing, there \
+already or of the wrong type; 38 not permitted; 39 no space. `quire fsck`: 0 clean; 1 errors corrected; 4 errors left; \
 8 could not check; 16 wrong usage.";
 
 /// A message for a person and the code to exit with.
