@@ -36,6 +36,58 @@ def test_many_fsyncs_hold_no_thread(volume: quire.Volume) -> None:
     log.close()
 
 
+def test_tasks_of_one_turn_share_an_fsync(volume: quire.Volume) -> None:
+    """Each fsync had begun by itself, so a flush served the few tasks that had run by then: 14 of 100."""
+    log = volume.open("log", "ab", 0)
+
+    async def append(number: int) -> None:
+        for record in range(20):
+            log.append(b"%d %d\n" % (number, record))
+            await log.fdatasync_async()
+
+    async def main() -> None:
+        await asyncio.gather(*(append(number) for number in range(100)))
+
+    before = volume.metrics()["device_flushes_total"]
+    asyncio.run(main())
+    # One for each record of all tasks; some more for the volume's own purposes.
+    assert volume.metrics()["device_flushes_total"] - before < 60
+    log.close()
+
+
+def test_of_tasks_that_share_an_fsync_one_is_cancelled(volume: quire.Volume) -> None:
+    file = volume.open("a", "wb", 0)
+
+    async def sync() -> None:
+        file.write(b"x")
+        await file.fsync_async()
+
+    async def main() -> None:
+        for turns in range(4):
+            tasks = [asyncio.create_task(sync()) for _ in range(3)]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            tasks[0].cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            assert outcomes[1:] == [None, None]
+
+    asyncio.run(main())
+    file.close()
+
+
+def test_a_file_that_is_closed_meanwhile_raises_in_every_task(volume: quire.Volume) -> None:
+    file = volume.open("a", "wb", 0)
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(file.fsync_async()) for _ in range(3)]
+        await asyncio.sleep(0)
+        file.close()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(outcome, (ValueError, OSError)) for outcome in outcomes), outcomes
+
+    asyncio.run(main())
+
+
 def test_files_and_volumes_become_durable(volume: quire.Volume, tmp_path: Path) -> None:
     files = [volume.open(f"{number}", "wb", 0) for number in range(20)]
 

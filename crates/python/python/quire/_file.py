@@ -8,7 +8,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Literal
 
-from ._aio import syncing
+from ._aio import sync_file
 from ._name import Name
 from ._native import NativeFile
 from ._properties import Properties, _set
@@ -182,11 +182,11 @@ class File(io.RawIOBase):
 
     async def fsync_async(self) -> None:
         """As `fsync`; no thread waits. Fsyncs that are under way together share writes of the journal."""
-        await syncing(lambda completions, future: completions.sync_file(self._native, False, future))
+        await sync_file(self._native, False)
 
     async def fdatasync_async(self) -> None:
         """As `fdatasync`; no thread waits."""
-        await syncing(lambda completions, future: completions.sync_file(self._native, True, future))
+        await sync_file(self._native, True)
 
     # Space.
 
