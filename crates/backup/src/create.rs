@@ -58,8 +58,8 @@ pub async fn run(arguments: &Create) -> Outcome {
             false => parent(&store, &contents, &older).await?,
         };
         store_backup(&quire, arguments, &store, &volume, (&name, snapshot), parent).await
-    };
-    let stored = stored.await;
+    }
+    .await;
     if let Err(failure) = stored {
         // A run under another name would not go on with them.
         let is_of_use = arguments.name.is_some()
@@ -94,7 +94,10 @@ async fn parent<'m>(
     for backup in older.iter().rev() {
         let Ok(chain) = chain(&backups, &backup.name) else { continue };
         let Some(lost) = store.lacks(chain).await? else { return Ok(Some(backup)) };
-        eprintln!("quire backup: warning: {} cannot be restored: {lost} is missing or damaged", backup.name);
+        eprintln!(
+            "quire backup: warning: {} cannot be restored: {lost} is missing or has another size",
+            backup.name
+        );
     }
     Ok(None)
 }

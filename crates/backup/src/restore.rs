@@ -62,7 +62,7 @@ pub async fn run(arguments: &Restore) -> Outcome {
     }
     let there = if is_new { Vec::new() } else { quire.snapshots(target).await? };
     let received = backups.iter().rposition(|backup| there.contains(&backup.snapshot)).map_or(0, |at| at + 1);
-    // A restore may have been killed before it did that.
+    // A restore that was killed before its last deletion has left one of these.
     let passed = backups[..received].iter().rev().skip(1).filter(|it| there.contains(&it.snapshot));
     for backup in passed {
         give_back(&quire, target, backup).await;

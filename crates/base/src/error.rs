@@ -245,6 +245,17 @@ mod tests {
     use super::*;
     use std::io;
 
+    /// A program that had too many descriptors open was told of an I/O error.
+    #[test]
+    fn too_many_descriptors_keep_their_number() {
+        for number in [libc::EMFILE, libc::ENFILE] {
+            let error = Error::os("opening x.img", &io::Error::from_raw_os_error(number));
+            assert_eq!((error.kind(), error.errno()), (ErrorKind::Io, number));
+            assert_eq!(error.with_kind(ErrorKind::Shutdown).errno(), libc::EIO);
+        }
+        assert_eq!(Error::os("reading", &io::Error::from_raw_os_error(libc::EFBIG)).errno(), libc::EIO);
+    }
+
     #[test]
     fn kinds_that_programs_branch_on_have_their_numbers() {
         for (kind, number, io) in [

@@ -111,7 +111,7 @@ static AT_WORK: AtomicU64 = AtomicU64::new(0);
 pub struct AtWork(u32);
 
 impl AtWork {
-    /// One more. Errors: those of [`AtWork::check`].
+    /// Counts a volume that is being opened. Errors: those of [`AtWork::check`].
     pub fn begin() -> Result<AtWork> {
         let generation = generation();
         let more = |seen: u64| match (seen as u32, (seen >> 32) as u32 == generation) {

@@ -202,6 +202,21 @@ mod tests {
         assert_eq!(newest_superblock(&zeros).unwrap_err().kind(), ErrorKind::NotAVolume);
     }
 
+    /// A volume whose beginning had been overwritten was to be made anew with `quire mkfs`, though its copies
+    /// at the end were whole.
+    #[test]
+    fn copies_at_the_end_are_spoken_of() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.img");
+        quire::FormatOptions::new().size(32 << 20).format(&path).unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        file.write_all_at(&[0; 1 << 20], 0).unwrap();
+        let error = newest_superblock(&path).unwrap_err();
+        assert!(error.to_string().contains("quire fsck --repair"), "{error}");
+        let failure = crate::exit::Failure::from(error);
+        assert!(failure.code == 33 && !failure.message.contains("mkfs"), "{failure}");
+    }
+
     #[test]
     fn a_locked_volume_is_waited_for() {
         let directory = tempfile::tempdir().unwrap();

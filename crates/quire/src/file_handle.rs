@@ -473,20 +473,18 @@ impl std::fmt::Debug for File {
     }
 }
 
-/// The sum, which a count of bytes can say.
+/// The sum, if a call can count that many bytes.
 fn total(mut lengths: impl Iterator<Item = usize>) -> Result<usize> {
     let sum = lengths.try_fold(0usize, usize::checked_add).filter(|&sum| isize::try_from(sum).is_ok());
     sum.ok_or_else(|| Error::invalid("the buffers are longer than memory"))
 }
 
-fn gather(bufs: &[IoSlice<'_>]) -> Result<AlignedBuf> {
-    let mut whole = AlignedBuf::try_zeroed(total(bufs.iter().map(|buffer| buffer.len()))?)?;
-    let mut rest = &mut whole[..];
-    for buffer in bufs {
-        let (now, later) = rest.split_at_mut(buffer.len());
-        now.copy_from_slice(buffer);
-        rest = later;
-    }
+fn gather(bufs: &[IoSlice<'_>]) -> Result<Vec<u8>> {
+    let total = total(bufs.iter().map(|buffer| buffer.len()))?;
+    let mut whole = Vec::new();
+    let no_memory = |_| Error::new(ErrorKind::NoMemory, format!("no memory for a buffer of {total} bytes"));
+    whole.try_reserve_exact(total).map_err(no_memory)?;
+    bufs.iter().for_each(|buffer| whole.extend_from_slice(buffer));
     Ok(whole)
 }
 

@@ -41,7 +41,7 @@ use crate::vfs;
 /// number.
 const GROUP_MAX: usize = 16 << 20;
 
-/// That number, read once. An error is for whoever loads the extension.
+/// That number, read once. SQLite does not load an extension that finds an error here.
 pub(crate) fn group_max() -> Result<usize, String> {
     static MAX: OnceLock<Result<usize, String>> = OnceLock::new();
     let read = || match std::env::var("QUIRE_SQLITE_GROUP_MAX") {

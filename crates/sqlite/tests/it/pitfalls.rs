@@ -1,6 +1,7 @@
 //! What was found to go wrong, or could: one test each.
 
-use super::mounted::{Mounted, extension, has_python, python, shell};
+use super::mounted::{Mounted, PYTHON, extension, has_python, python, shell};
+use std::process::Command;
 
 #[test]
 fn the_shell_of_the_system_commits_in_groups() {
@@ -68,13 +69,28 @@ sure(counts(db)[1] == 0, "no journal was needed")
 #[test]
 fn a_transaction_larger_than_the_cache() {
     let Some(mounted) = Mounted::new() else { return };
-    for (limit, journaled) in [("1000000000", 0), ("100000", 1)] {
+    for (limit, journaled) in [("1000000000", 0), ("100000", 1), ("97k", 1)] {
         python(
             mounted.path(),
             &format!("groups_end, journals = {journaled} == 0, {journaled}\n{}", SPILL),
             &[("QUIRE_SQLITE_GROUP_MAX", limit)],
         );
     }
+}
+
+/// It was ignored, and a group held the default.
+#[test]
+fn a_limit_that_is_no_size_is_an_error() {
+    if !has_python() {
+        return;
+    }
+    let load = "import sqlite3, sys\nd = sqlite3.connect(':memory:')\nd.enable_load_extension(True)\n\
+                d.load_extension(sys.argv[1])";
+    let mut program = Command::new(PYTHON);
+    let output = program.args(["-c", load]).arg(extension()).env("QUIRE_SQLITE_GROUP_MAX", "much").output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("QUIRE_SQLITE_GROUP_MAX: 'much'"), "{said}");
 }
 
 const SPILL: &str = r#"
