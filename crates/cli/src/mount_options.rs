@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use quire::{AccessTimes, VolumeOptions};
-use quire_fuse::{CacheMode, MountFlags, ServeOptions, ShowSnapshots, TransportChoice};
+use quire_fuse::{MountFlags, ServeOptions, ShowSnapshots, TransportChoice};
 
 use quire_base::size;
 
@@ -87,14 +87,17 @@ pub const HELP: &str = "\
 Mount options (-o, separated by commas):
   ro, rw                 take no changes (a journal is replayed in memory only)
                          / take changes (default)
-  cache=engine|auto|kernel
+  cache=engine|auto|kernel|writeback
                          who caches file data: Quire (default; reads and writes
                          of a file run side by side and untorn), the kernel for
                          files that nobody has open for writing and Quire for
                          others (an open reader then makes later writers of its
-                         file exclude one another), or the kernel (quicker for a
+                         file exclude one another), the kernel (quicker for a
                          single reader; a read that races with a write may see
-                         half of it, as on ext4)
+                         half of it, as on ext4), or the kernel with what is
+                         written as well, until it is synced or closed (quicker
+                         for small writes one after the other; a full volume is
+                         told then, not by the write)
   cache_size=SIZE        limit of Quire's cache (default: a quarter of memory or
                          of the control group's limit, whichever is less)
   node_cache=SIZE        limit of the cache of metadata nodes, beside cache_size
@@ -229,14 +232,7 @@ impl MountOptions {
             ) => {}
             ("user" | "uhelper" | "helper" | "comment" | "subtype", Some(_)) => {}
             (name, _) if name.starts_with("x-") || name.starts_with("X-") => {}
-            ("cache", Some("engine")) => self.serve.cache = CacheMode::Engine,
-            ("cache", Some("kernel")) => self.serve.cache = CacheMode::Kernel,
-            ("cache", Some("auto")) => self.serve.cache = CacheMode::Auto,
-            ("cache", Some(other)) => {
-                return Err(format!(
-                    "cache={other}: the choices are cache=engine, cache=auto and cache=kernel"
-                ));
-            }
+            ("cache", Some(cache)) => self.serve.cache = cache.parse()?,
             ("cache_size", Some(value)) => {
                 self.volume = volume.cache_bytes(at_least("cache_size", value, 8 << 20)?);
             }
@@ -363,7 +359,7 @@ mod tests {
         let volume = VolumeOptions::new().access_times(AccessTimes::Never).lazy_times(true).discard(true);
         let volume = volume.auto_da_alloc(false).cache_bytes(512 << 20).node_cache_bytes(32 << 20);
         assert_eq!(options.volume, volume.commit_seconds(30));
-        assert_eq!(options.serve.cache, CacheMode::Kernel);
+        assert_eq!(options.serve.cache, quire_fuse::CacheMode::Kernel);
         assert_eq!(options.log, LogTarget::File("/var/log/q.log".into()));
         let flags = options.flags(OsStr::new("/a.img"), true);
         assert!(flags.no_suid && !flags.no_dev && flags.allow_other && flags.no_atime);

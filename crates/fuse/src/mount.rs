@@ -490,8 +490,10 @@ pub fn syncfs_of(dir: &Path) -> Result<String> {
 }
 
 /// Has the server of the mount at `dir` make everything durable that was done there, as `syncfs` does where
-/// the kernel passes that on.
+/// the kernel passes that on. What the kernel itself keeps goes to the server first.
 pub fn sync(dir: &Path) -> Result<()> {
+    let syncing = |error: std::io::Error| Error::os(format!("syncing {}", dir.display()), &error);
+    std::fs::File::open(dir).and_then(|root| Ok(rustix::fs::syncfs(root)?)).map_err(syncing)?;
     control(dir, SYNC, &mut [])
 }
 

@@ -173,11 +173,9 @@ impl Null {
                 Operation::Fsync(_)
                 | Operation::Fsyncdir(_)
                 | Operation::Release(_)
-                | Operation::Flush
                 | Operation::Unlink { .. }
                 | Operation::Rmdir { .. }
                 | Operation::Rename { .. }
-                | Operation::Releasedir
                 | Operation::Destroy => {}
                 _ => return Ok(Err(libc::ENOSYS)),
             }

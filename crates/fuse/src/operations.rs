@@ -11,7 +11,6 @@
 //! * [`data`]: open, read, write, allocate, seek, copy, sync, close.
 //! * [`attributes`]: stat and its setters.
 //! * [`xattr`]: extended attributes and ACLs; [`properties`]: those that are properties.
-//! * [`control`]: statfs, access.
 //! * [`ioctl`]: control requests; [`lease`]: those for leases of layouts; [`trim`]: the one of `fstrim`.
 //! * [`snapshots`]: the volume's snapshots under `.snapshots`.
 //! * [`group`]: writes through one open file that take effect together.
@@ -23,7 +22,6 @@
 //! can change behind its back, so such attributes are not cached.
 
 pub mod attributes;
-pub mod control;
 pub mod data;
 pub mod file_table;
 pub mod group;
@@ -37,10 +35,11 @@ pub mod snapshots;
 mod trim;
 pub mod xattr;
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use quire::inodes::InodeRef;
-use quire::{Metadata, Volume};
+use quire::{Metadata, Statfs, Volume};
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result};
 
@@ -62,9 +61,29 @@ pub enum CacheMode {
     /// The kernel, as for its own file systems: quicker for a single reader of cached data, but writers of a
     /// file exclude one another and a read that races with a write may see half of it.
     Kernel,
+    /// As [`CacheMode::Kernel`], and the kernel keeps what programs write until it writes it back, at the
+    /// latest when a program syncs or closes the file. Sizes and times are the kernel's meanwhile.
+    Writeback,
     /// The engine, but for files that nobody has open for writing: those who read them read the kernel's
     /// pages ([`kept`]).
     Auto,
+}
+
+impl FromStr for CacheMode {
+    type Err = String;
+
+    /// The value of the mount option `cache`.
+    fn from_str(name: &str) -> std::result::Result<CacheMode, String> {
+        match name {
+            "engine" => Ok(CacheMode::Engine),
+            "auto" => Ok(CacheMode::Auto),
+            "kernel" => Ok(CacheMode::Kernel),
+            "writeback" => Ok(CacheMode::Writeback),
+            other => Err(format!(
+                "cache={other}: the choices are cache=engine, cache=auto, cache=kernel and cache=writeback"
+            )),
+        }
+    }
 }
 
 /// Who asks.
@@ -118,9 +137,19 @@ impl Operations {
         &self.volume
     }
 
+    /// Who caches file data.
+    pub fn cache(&self) -> CacheMode {
+        self.cache
+    }
+
     /// Which files the kernel keeps pages of.
     pub fn kept(&self) -> &Arc<Kept> {
         &self.kept
+    }
+
+    /// Sizes and counts of the volume.
+    pub fn statfs(&self) -> Statfs {
+        self.volume.statfs()
     }
 
     /// Whether the kernel keeps pages of a file that a write, or an open for writing, makes old.

@@ -36,7 +36,7 @@ use quire_base::{Error, Result, patience};
 use crate::background::Background;
 use crate::errno::NOT_CONNECTED;
 use crate::operations::ioctl::{self, SYNC};
-use crate::operations::{Operations, snapshots};
+use crate::operations::{CacheMode, Operations, snapshots};
 use crate::protocol::abi;
 use crate::protocol::negotiate::Features;
 use crate::protocol::request::{Malformed, Operation, Request};
@@ -197,7 +197,7 @@ impl Server {
                 Kind::Sync { node: request.header.nodeid, data_only: data_only(args) }
             }
             // The snapshot may have to be opened.
-            Operation::Getattr | Operation::Statx(_) | Operation::Access { .. } | Operation::Setattr(_)
+            Operation::Getattr | Operation::Statx(_) | Operation::Setattr(_)
                 if snapshots::is_node(request.header.nodeid) =>
             {
                 Kind::MayWait
@@ -205,10 +205,6 @@ impl Server {
             Operation::Getattr
             | Operation::Statx(_)
             | Operation::Statfs
-            | Operation::Access { .. }
-            | Operation::Opendir(_)
-            | Operation::Releasedir
-            | Operation::Flush
             | Operation::Init { .. }
             | Operation::Unknown => Kind::Quick,
             Operation::Destroy => Kind::Destroy,
@@ -375,7 +371,13 @@ impl Server {
 
 impl Handler for Server {
     fn features(&self) -> Features {
-        Features { acl: true, kill_privileges: true, read_directory_plus: true, ring: false }
+        Features {
+            acl: true,
+            kill_privileges: true,
+            read_directory_plus: true,
+            write_back: self.operations.cache() == CacheMode::Writeback,
+            ring: false,
+        }
     }
 
     fn connected(&self, notifier: Notifier) {

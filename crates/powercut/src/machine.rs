@@ -136,9 +136,8 @@ impl Machine {
             .stderr(log)
             .process_group(0);
         command.args(self.honesty.flag());
-        if random.one_in(4) {
-            command.arg("--kernel-cache");
-        }
+        let cache = ["engine", "engine", "kernel", "writeback"][random.below(4) as usize];
+        command.args(["--cache", cache]);
         let mut process = command.spawn().map_err(trouble)?;
         let (Some(orders), Some(answers)) = (process.stdin.take(), process.stdout.take()) else {
             return Err(Failure::Trouble("the server has no pipes".into()));

@@ -107,9 +107,9 @@ struct Serve {
     seed: u64,
     #[command(flatten)]
     lies: Lies,
-    /// The kernel caches file data
-    #[arg(long)]
-    kernel_cache: bool,
+    /// Who caches file data
+    #[arg(long, default_value = "engine")]
+    cache: CacheMode,
 }
 
 #[derive(Args)]
@@ -149,7 +149,7 @@ fn main() -> ExitCode {
             dir: serve.dir,
             power: serve.power,
             behaviour: Behaviour { seed: serve.seed, honesty: serve.lies.honesty() },
-            cache: if serve.kernel_cache { CacheMode::Kernel } else { CacheMode::Engine },
+            cache: serve.cache,
         })),
         Command::SqliteCreate(database) => said(sqlite::writer::create(database.mode, &database.path)),
         Command::SqliteWrite(write) => said(sqlite::writer::run(&sqlite::writer::Options {

@@ -60,6 +60,9 @@ pub struct SetAttributes {
     pub atime: Option<SetTime>,
     /// Last change of contents.
     pub mtime: Option<SetTime>,
+    /// Last change of the inode, for a front end that keeps times itself; `None` is the volume's clock. Alone
+    /// it changes nothing.
+    pub ctime: Option<Timestamp>,
     /// Take the setuid bit away, and the setgid bit where the group may execute, as a write by somebody else
     /// than the owner does.
     pub kill_suid_sgid: bool,
@@ -84,7 +87,7 @@ impl From<FileTimes> for SetAttributes {
 
 impl SetAttributes {
     fn changes_record(&self) -> bool {
-        let SetAttributes { mode, uid, gid, size: _, atime, mtime, kill_suid_sgid } = self;
+        let SetAttributes { mode, uid, gid, size: _, atime, mtime, ctime: _, kill_suid_sgid } = self;
         mode.is_some()
             || uid.is_some()
             || gid.is_some()
@@ -213,7 +216,7 @@ impl Engine {
             record.gid = set.gid.unwrap_or(record.gid);
             record.atime = set.atime.map_or(record.atime, time);
             record.mtime = set.mtime.map_or(record.mtime, time);
-            record.ctime = now;
+            record.ctime = set.ctime.unwrap_or(now);
             let seq = records.commit(transaction, Depends::Nothing)?;
             // As in `clear_privileges`.
             return if kills { self.store.force(seq) } else { Ok(()) };

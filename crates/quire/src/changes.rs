@@ -22,6 +22,8 @@ impl Engine {
         let admitted = match self.changes.try_enter() {
             Err(NotAdmitted::Held) => {
                 patience::check("the thaw of the volume, or a snapshot")?;
+                // The program that froze the volume thaws it.
+                let _program = patience::for_a_program();
                 self.changes.enter()
             }
             outcome => outcome.ok(),

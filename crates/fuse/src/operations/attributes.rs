@@ -2,7 +2,7 @@
 
 use quire::Metadata;
 use quire::inodes::{SetAttributes, SetTime};
-use quire_base::Result;
+use quire_base::{Result, Timestamp};
 
 use super::data::LONG_CHANGE;
 use super::{Operations, snapshots};
@@ -22,6 +22,8 @@ pub struct Change {
     pub atime: Option<SetTime>,
     /// New time of last modification.
     pub mtime: Option<SetTime>,
+    /// Time of last change, where the kernel keeps it.
+    pub ctime: Option<Timestamp>,
     /// The caller may not keep set-user-id and set-group-id bits of a file whose size it changes.
     pub kill_set_id: bool,
 }
@@ -59,6 +61,7 @@ impl Operations {
             size,
             atime: change.atime,
             mtime: change.mtime,
+            ctime: change.ctime,
             kill_suid_sgid: owner || change.kill_set_id,
         };
         self.volume.inodes().set_attributes(&inode, &set)

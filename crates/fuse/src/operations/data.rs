@@ -210,12 +210,10 @@ impl Operations {
 
     /// Writes `data`; the count may be short only when an error or the end of space came after it.
     ///
-    /// The kernel has already turned `O_APPEND` into an offset, under its own lock on the file, and a large
-    /// append may arrive as several requests in any order. The engine is asked to append only where that is
-    /// the same thing, at the end of the file as it is now; should the end move in between, the data goes
-    /// to the new end, as `O_APPEND` promises. It is asked to append, too, where the kernel may have taken
-    /// the end from a group's write ([`super::group`]); pieces of one call may then come in another order, if
-    /// they were sent at once.
+    /// The kernel has already turned `O_APPEND` into an offset, under a lock on the file that it holds until
+    /// the whole call is answered. A large append may arrive as several requests at once, in any order, so
+    /// each goes where the kernel says. Only where the kernel may have taken the end from a group's write
+    /// ([`super::group`]) the engine is asked to append; pieces of one call may then come in another order.
     pub fn write(&self, request: &WriteRequest, data: &[u8]) -> Result<usize> {
         let file = self.files.get(request.handle)?;
         file.check_live()?;
@@ -234,8 +232,7 @@ impl Operations {
         }
         if request.flags & libc::O_APPEND != 0
             && !request.from_page_cache
-            && (self.volume.inodes().metadata(&file.inode).size() == request.offset
-                || self.inodes.is_marked(file.inode.number().0, Mark::SizeGuessed))
+            && self.inodes.is_marked(file.inode.number().0, Mark::SizeGuessed)
         {
             how.insert(IoFlags::APPEND);
         }

@@ -28,10 +28,10 @@ use quire_base::sync::Mutex;
 use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_base::{Error, ErrorKind, Result, patience};
 
-use super::Operations;
 use super::data::WriteRequest;
 use super::file_table::OpenFile;
 use super::inode_table::Mark;
+use super::{CacheMode, Operations};
 
 /// The group of an open file, if there is one.
 #[derive(Default)]
@@ -92,12 +92,14 @@ impl Operations {
     }
 
     pub(super) fn can_group(&self, handle: u64) -> bool {
-        self.files.get(handle).is_ok_and(|file| file.uncached && file.inode.kind().is_file())
+        // With `cache=writeback` a file's size is the kernel's, which knows nothing of a group's end.
+        self.cache != CacheMode::Writeback
+            && self.files.get(handle).is_ok_and(|file| file.uncached && file.inode.kind().is_file())
     }
 
     pub(super) fn start_group(&self, handle: u64) -> Result<()> {
         let file = self.files.get(handle)?;
-        if !file.uncached {
+        if !self.can_group(handle) {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "a group on a file that the kernel caches; mount with cache=engine",
@@ -109,12 +111,15 @@ impl Operations {
                 "a group on a descriptor that is not open for writing",
             ));
         }
+        let busy =
+            || Error::new(ErrorKind::Busy, "the descriptor, or a duplicate of it, has a group already");
+        // A write into a group may hold the lock while it waits for the device.
+        if file.group.is_present() {
+            return Err(busy());
+        }
         let mut group = file.group.group.lock();
         if group.is_some() {
-            return Err(Error::new(
-                ErrorKind::Busy,
-                "the descriptor, or a duplicate of it, has a group already",
-            ));
+            return Err(busy());
         }
         *group = Some(self.volume.inodes().atomic());
         file.group.present.store(true, Ordering::Release);

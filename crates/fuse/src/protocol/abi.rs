@@ -59,7 +59,6 @@ structures! {
     /// Without the extension that `SETXATTR_EXT` would bring.
     SetxattrIn = 16 { size: u32, flags: u32, setxattr_flags: u32, _padding: u32 }
     GetxattrIn = 8 { size: u32, _padding: u32 }
-    AccessIn = 8 { mask: u32, _padding: u32 }
     InterruptIn = 8 { unique: u64 }
     IoctlIn = 32 { handle: u64, flags: u32, command: u32, argument: u64, in_size: u32, out_size: u32 }
     FallocateIn = 32 { handle: u64, offset: u64, length: u64, mode: u32, _padding: u32 }
@@ -140,13 +139,9 @@ pub mod opcode {
     pub const GETXATTR: u32 = 22;
     pub const LISTXATTR: u32 = 23;
     pub const REMOVEXATTR: u32 = 24;
-    pub const FLUSH: u32 = 25;
     pub const INIT: u32 = 26;
-    pub const OPENDIR: u32 = 27;
     pub const READDIR: u32 = 28;
-    pub const RELEASEDIR: u32 = 29;
     pub const FSYNCDIR: u32 = 30;
-    pub const ACCESS: u32 = 34;
     pub const CREATE: u32 = 35;
     pub const INTERRUPT: u32 = 36;
     pub const DESTROY: u32 = 38;
@@ -175,6 +170,7 @@ pub mod init {
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub const ASYNC_DIO: u64 = 1 << 15;
+    pub const WRITEBACK_CACHE: u64 = 1 << 16;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
     pub const POSIX_ACL: u64 = 1 << 20;
     pub const MAX_PAGES: u64 = 1 << 22;
@@ -201,6 +197,7 @@ pub mod setattr {
     pub const FH: u32 = 1 << 6;
     pub const ATIME_NOW: u32 = 1 << 7;
     pub const MTIME_NOW: u32 = 1 << 8;
+    pub const CTIME: u32 = 1 << 10;
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 

@@ -161,9 +161,10 @@ pub fn open_out(opened: Opened) -> abi::OpenOut {
 /// What a SETATTR changes.
 pub fn change(from: &abi::SetattrIn) -> Change {
     let has = |bit: u32| from.valid & bit != 0;
+    let at = |seconds: i64, nanos: u32| Timestamp::from_parts(seconds, nanos.min(999_999_999));
     let time = |now: u32, set: u32, seconds: i64, nanos: u32| match (has(now), has(set)) {
         (true, _) => Some(SetTime::Now),
-        (false, true) => Some(SetTime::At(Timestamp::from_parts(seconds, nanos.min(999_999_999)))),
+        (false, true) => Some(SetTime::At(at(seconds, nanos))),
         (false, false) => None,
     };
     Change {
@@ -173,6 +174,7 @@ pub fn change(from: &abi::SetattrIn) -> Change {
         size: has(setattr::SIZE).then_some(from.size),
         atime: time(setattr::ATIME_NOW, setattr::ATIME, from.atime, from.atime_nanos),
         mtime: time(setattr::MTIME_NOW, setattr::MTIME, from.mtime, from.mtime_nanos),
+        ctime: has(setattr::CTIME).then(|| at(from.ctime, from.ctime_nanos)),
         kill_set_id: has(setattr::KILL_SUIDGID),
     }
 }

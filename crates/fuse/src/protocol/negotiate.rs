@@ -20,6 +20,8 @@ pub struct Features {
     pub kill_privileges: bool,
     /// Directories are read with the attributes of what they name.
     pub read_directory_plus: bool,
+    /// The kernel keeps what programs write, and the sizes and times of files, and writes back later.
+    pub write_back: bool,
     /// Requests through io_uring.
     pub ring: bool,
 }
@@ -92,6 +94,9 @@ pub fn answer(args: &abi::InitIn, flags2: u32, features: &Features, pages: Pages
     }
     if features.read_directory_plus {
         wanted |= init::DO_READDIRPLUS | init::READDIRPLUS_AUTO;
+    }
+    if features.write_back {
+        wanted |= init::WRITEBACK_CACHE;
     }
     if features.ring {
         wanted |= init::OVER_IO_URING;

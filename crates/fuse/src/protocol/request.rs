@@ -126,7 +126,6 @@ pub enum Operation {
     },
     Statfs,
     Release(abi::ReleaseIn),
-    Flush,
     Fsync(abi::FsyncIn),
     Fsyncdir(abi::FsyncIn),
     Setxattr {
@@ -150,13 +149,8 @@ pub enum Operation {
         args: abi::InitIn,
         flags2: u32,
     },
-    Opendir(abi::OpenIn),
     Readdir(abi::ReadIn),
     Readdirplus(abi::ReadIn),
-    Releasedir,
-    Access {
-        mask: u32,
-    },
     Interrupt {
         unique: u64,
     },
@@ -332,7 +326,6 @@ fn operation(code: u32, mut from: Reader<'_>) -> Result<Operation, Malformed> {
         }
         opcode::STATFS => Operation::Statfs,
         opcode::RELEASE => Operation::Release(from.argument()?),
-        opcode::FLUSH => Operation::Flush,
         opcode::FSYNC => Operation::Fsync(from.argument()?),
         opcode::FSYNCDIR => Operation::Fsyncdir(from.argument()?),
         opcode::SETXATTR => {
@@ -346,11 +339,8 @@ fn operation(code: u32, mut from: Reader<'_>) -> Result<Operation, Malformed> {
         opcode::LISTXATTR => Operation::Listxattr { size: from.argument::<abi::GetxattrIn>()?.size },
         opcode::REMOVEXATTR => Operation::Removexattr { name: from.name()? },
         opcode::INIT => init(from)?,
-        opcode::OPENDIR => Operation::Opendir(from.argument()?),
         opcode::READDIR => Operation::Readdir(from.argument()?),
         opcode::READDIRPLUS => Operation::Readdirplus(from.argument()?),
-        opcode::RELEASEDIR => Operation::Releasedir,
-        opcode::ACCESS => Operation::Access { mask: from.argument::<abi::AccessIn>()?.mask },
         opcode::INTERRUPT => Operation::Interrupt { unique: from.argument::<abi::InterruptIn>()?.unique },
         opcode::DESTROY => Operation::Destroy,
         opcode::IOCTL => {

@@ -14,7 +14,7 @@ use crate::operations::ioctl::{Control, START, SYNCFS, TRANSPORT};
 use crate::operations::names::{Make, Name};
 use crate::operations::properties::Asker;
 use crate::operations::xattr::Sized;
-use crate::operations::{Caller, Entry, Operations, snapshots};
+use crate::operations::{CacheMode, Caller, Entry, Operations, snapshots};
 use crate::protocol::abi::{self, Dirent};
 use crate::protocol::convert;
 use crate::protocol::reply::{Body, Full};
@@ -322,7 +322,6 @@ fn perform(operations: &Operations, request: &Request, message: Message<'_>) -> 
         }
         Operation::Statfs => Answer::Statfs(operations.statfs()),
         Operation::Release(args) => operations.release(args.handle).map(|()| Answer::Nothing)?,
-        Operation::Flush | Operation::Releasedir => Answer::Nothing,
         Operation::Setxattr { name, value, flags, kill_set_gid } => {
             let how = (flags as i32, kill_set_gid);
             operations.set_xattr(node, bytes(name), bytes(value), how, asker).map(|()| Answer::Nothing)?
@@ -332,7 +331,6 @@ fn perform(operations: &Operations, request: &Request, message: Message<'_>) -> 
         Operation::Removexattr { name } => {
             operations.remove_xattr(node, bytes(name), asker).map(|()| Answer::Nothing)?
         }
-        Operation::Access { mask } => operations.access(node, mask, caller).map(|()| Answer::Nothing)?,
         Operation::Ioctl(args, input) => {
             let request = Control {
                 handle: args.handle,
@@ -349,6 +347,8 @@ fn perform(operations: &Operations, request: &Request, message: Message<'_>) -> 
         Operation::Fallocate(args) => operations
             .allocate(args.handle, args.offset, args.length, args.mode as i32)
             .map(|()| Answer::Nothing)?,
+        // Nobody here knows the size: the kernel takes all of a file for data, once it was refused.
+        Operation::Lseek(_) if operations.cache() == CacheMode::Writeback => Answer::Refused(NOT_IMPLEMENTED),
         Operation::Lseek(args) => {
             Answer::Offset(operations.seek(args.handle, args.offset as i64, args.whence as i32)?)
         }
@@ -356,8 +356,9 @@ fn perform(operations: &Operations, request: &Request, message: Message<'_>) -> 
             let count = operations.copy(&copy_request(&args))?;
             if wide { Answer::Copied(count) } else { Answer::Written(count as usize) }
         }
-        // Reading a directory needs no state here; the kernel then opens without asking, and caches.
-        Operation::Opendir(_) | Operation::Unknown => Answer::Refused(NOT_IMPLEMENTED),
+        // Closing needs nothing, and reading a directory no state here: the kernel asks once, and then opens
+        // directories without asking, and caches them.
+        Operation::Unknown => Answer::Refused(NOT_IMPLEMENTED),
         // Answered elsewhere: a second INIT, or what is filled, forgotten or synced, does not come here.
         Operation::Init { .. }
         | Operation::Destroy

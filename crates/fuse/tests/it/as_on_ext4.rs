@@ -22,7 +22,8 @@ fn stores_to_a_mapping_are_no_hole() {
         fs::File::options().write(true).open(&path).unwrap().write_all_at(b"x", 1 << 20).unwrap();
         let file = File::open(&path).unwrap();
         file.read_exact_at(&mut [0; 4096], 4096).unwrap();
-        assert_eq!(rustix::fs::seek(&file, SeekFrom::Data(0)).unwrap(), 1 << 20);
+        let first = if mounted.is_told_at_once() { 1 << 20 } else { 0 };
+        assert_eq!(rustix::fs::seek(&file, SeekFrom::Data(0)).unwrap(), first);
     });
 }
 

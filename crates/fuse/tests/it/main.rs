@@ -8,3 +8,4 @@ mod leases;
 mod properties;
 mod semantics;
 mod snapshots;
+mod writeback;

@@ -109,19 +109,11 @@ impl Entry {
 
 /// The regular file that a request is about, if the kernel holds it until the reply.
 fn held_file(header: &InHeader) -> Option<u64> {
-    use opcode::{COPY_FILE_RANGE, COPY_FILE_RANGE_64, FALLOCATE, FLUSH, FSYNC, LSEEK};
+    use opcode::{COPY_FILE_RANGE, COPY_FILE_RANGE_64, FALLOCATE, FSYNC, LSEEK};
     use opcode::{OPEN, READ, RELEASE, WRITE};
     let is_held = matches!(
         header.opcode,
-        OPEN | READ
-            | WRITE
-            | FLUSH
-            | FSYNC
-            | FALLOCATE
-            | LSEEK
-            | COPY_FILE_RANGE
-            | COPY_FILE_RANGE_64
-            | RELEASE
+        OPEN | READ | WRITE | FSYNC | FALLOCATE | LSEEK | COPY_FILE_RANGE | COPY_FILE_RANGE_64 | RELEASE
     );
     is_held.then_some(header.nodeid)
 }
