@@ -461,7 +461,8 @@ fn a_frozen_mount_can_be_copied() {
 }
 
 /// The thread that takes requests tried a small write itself, and waited in it for the thaw; so did every
-/// read behind it.
+/// read behind it. Later, 64 writes that waited held all threads of the pool, and what needed the device
+/// waited behind them.
 #[test]
 fn reads_go_on_beside_a_write_to_a_frozen_volume() {
     if !can_mount("reads_go_on_beside_a_write_to_a_frozen_volume") {
@@ -473,6 +474,8 @@ fn reads_go_on_beside_a_write_to_a_frozen_volume() {
         volume.mount();
         let dir = volume.mountpoint();
         std::fs::write(dir.join("cold"), [5; 100]).unwrap();
+        volume.unmount();
+        volume.mount();
         let mut options = std::fs::File::options();
         let file = options.read(true).write(true).create_new(true).open(dir.join("warm")).unwrap();
         // Cached, with its place on the device.
@@ -480,10 +483,10 @@ fn reads_go_on_beside_a_write_to_a_frozen_volume() {
         file.sync_all().unwrap();
         let frozen = quire(&["freeze".as_ref(), dir.as_os_str()]);
         assert!(frozen.status.success(), "{}", text(&frozen));
-        let writers: Vec<_> = (0..4)
+        let writers: Vec<_> = (0..150)
             .map(|at| {
                 let file = file.try_clone().unwrap();
-                std::thread::spawn(move || file.write_all_at(&[2; 10], at * 100).unwrap())
+                std::thread::spawn(move || file.write_all_at(&[2; 10], at * 50).unwrap())
             })
             .collect();
         std::thread::sleep(std::time::Duration::from_millis(300));

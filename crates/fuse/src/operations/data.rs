@@ -100,12 +100,28 @@ impl Operations {
         file.snapshot.clone().map_or(Of::Live(&self.volume), Of::Snapshot)
     }
 
+    /// Refuses to write to a file with units, or to make one in a directory that hands them on, where the
+    /// kernel would cut them. (Past its pages it would go on showing the old time of the file.)
+    pub(super) fn check_units(&self, inode: &InodeRef, flags: i32) -> Result<()> {
+        if self.cache == CacheMode::Writeback
+            && flags & libc::O_ACCMODE != libc::O_RDONLY
+            && self.volume.inodes().properties(inode).untorn.is_some()
+        {
+            let why = "untorn files cannot be written with cache=writeback; mount with another cache";
+            tracing::warn!("inode {}: {why}", inode.number());
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        Ok(())
+    }
+
     pub(super) fn open_inode(&self, inode: InodeRef, flags: i32) -> Result<Opened> {
+        self.check_units(&inode, flags)?;
         // While a program runs nobody can write to it; its pages may stay in the kernel from run to run.
         let execution = flags & OPEN_FOR_EXECUTION != 0 && flags & libc::O_ACCMODE == libc::O_RDONLY;
         // Pages of the kernel's cache come back one by one, which would cut a unit.
         let properties = self.volume.inodes().properties(&inode);
-        let past_kernel = properties.cache_drop || properties.untorn.is_some();
+        let keeps_times = self.cache == CacheMode::Writeback;
+        let past_kernel = properties.cache_drop && !keeps_times || properties.untorn.is_some();
         let writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
         if flags & libc::O_ACCMODE == libc::O_RDWR {
             self.inodes.mark(inode.number().0, Mark::Storable);

@@ -28,10 +28,10 @@ use quire_base::sync::Mutex;
 use quire_base::sync::atomic::{AtomicBool, Ordering};
 use quire_base::{Error, ErrorKind, Result, patience};
 
+use super::Operations;
 use super::data::WriteRequest;
 use super::file_table::OpenFile;
 use super::inode_table::Mark;
-use super::{CacheMode, Operations};
 
 /// The group of an open file, if there is one.
 #[derive(Default)]
@@ -92,14 +92,12 @@ impl Operations {
     }
 
     pub(super) fn can_group(&self, handle: u64) -> bool {
-        // With `cache=writeback` a file's size is the kernel's, which knows nothing of a group's end.
-        self.cache != CacheMode::Writeback
-            && self.files.get(handle).is_ok_and(|file| file.uncached && file.inode.kind().is_file())
+        self.files.get(handle).is_ok_and(|file| file.uncached && file.inode.kind().is_file())
     }
 
     pub(super) fn start_group(&self, handle: u64) -> Result<()> {
         let file = self.files.get(handle)?;
-        if !self.can_group(handle) {
+        if !file.uncached {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "a group on a file that the kernel caches; mount with cache=engine",
@@ -185,5 +183,41 @@ impl Operations {
                 format!("{what} through a descriptor that has a group; commit or abort it first"),
             )),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::super::names::Make;
+    use super::super::snapshots::ShowSnapshots;
+    use super::super::{CacheMode, Caller};
+    use super::*;
+
+    /// The thread that takes requests waited in a second START while a write of the group was at the device.
+    #[test]
+    fn a_second_start_waits_for_no_write() {
+        let memory = std::sync::Arc::new(quire::backend::MemoryBackend::new(16384));
+        quire::FormatOptions::new().format_backend(memory.clone()).unwrap();
+        let volume = quire::VolumeOptions::new().cache_bytes(16 << 20).open_backend(memory).unwrap();
+        let operations = Operations::new(volume.clone(), CacheMode::Engine, false, ShowSnapshots::Off);
+        let make = Make { mode: 0o600, umask: 0, rdev: 0, caller: Caller { uid: 0, gid: 0 } };
+        let (_, opened) = operations.create(1, b"file", &make, libc::O_RDWR, false).unwrap();
+        operations.start_group(opened.handle).unwrap();
+        let file = operations.files.get(opened.handle).unwrap();
+        let (tell, told) = mpsc::channel();
+        std::thread::scope(|scope| {
+            // As a write that goes to the device.
+            let held = file.group.group.lock();
+            scope.spawn(|| tell.send(operations.start_group(opened.handle).unwrap_err().kind()));
+            let answer = told.recv_timeout(Duration::from_secs(10));
+            drop(held);
+            assert_eq!(answer, Ok(ErrorKind::Busy));
+        });
+        drop(file);
+        operations.forget_everything();
+        volume.close().unwrap();
     }
 }

@@ -92,7 +92,9 @@ impl Operations {
 
     /// Makes a file without a name and opens it (`O_TMPFILE`); a link may name it later.
     pub fn make_unnamed(&self, parent: u64, make: &Make, flags: i32) -> Result<(Entry, Opened)> {
-        let inode = self.volume.inodes().tmpfile(&self.inode(parent)?, &make.engine()?)?;
+        let dir = self.inode(parent)?;
+        self.check_units(&dir, flags)?;
+        let inode = self.volume.inodes().tmpfile(&dir, &make.engine()?)?;
         self.enter_opened(inode, flags)
     }
 
@@ -108,6 +110,7 @@ impl Operations {
     ) -> Result<(Entry, Opened)> {
         self.snapshots.check_name(parent, name)?;
         let dir = self.inode(parent)?;
+        self.check_units(&dir, flags)?;
         let inodes = self.volume.inodes();
         let inode = match inodes.create(&dir, name, &make.engine()?) {
             Err(error) if error.kind() == ErrorKind::Exists && flags & libc::O_EXCL == 0 => {

@@ -33,6 +33,10 @@ fn list(path: &Path) -> Vec<String> {
 #[test]
 fn set_shown_and_handed_down() {
     on_all(|mounted| {
+        if !mounted.is_told_at_once() {
+            // Nothing is written to files with units there.
+            return;
+        }
         let db = mounted.path("db");
         fs::create_dir(&db).unwrap();
         assert_eq!(get(&db, UNTORN), Err(Errno::NODATA));
@@ -86,6 +90,10 @@ fn only_owner_and_root_take_untorn_back() {
 #[test]
 fn copies_and_archives_carry_them() {
     on_all(|mounted| {
+        if !mounted.is_told_at_once() {
+            // Nothing is written to files with units there.
+            return;
+        }
         let from = mounted.path("from");
         fs::create_dir(&from).unwrap();
         fs::write(from.join("plain"), "plain").unwrap();
