@@ -1,4 +1,5 @@
-//! Mounts on which the kernel keeps what programs write, and the sizes and times of files (`cache=writeback`).
+//! Mounts on which the kernel keeps what programs write, and the sizes and times of files
+//! (`cache=writeback`).
 
 use std::fs::{self, File};
 use std::io::Write;
