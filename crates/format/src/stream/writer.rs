@@ -7,7 +7,7 @@
 
 use super::{DATA_BYTES_MAX, HEADER_BYTES, Header, ITEM_OVERHEAD, Item, Totals};
 use crate::receive::Position;
-use quire_base::{Error, ErrorKind, InodeNo, Result};
+use quire_base::{Error, ErrorKind, Result};
 use std::io::Write;
 
 /// Writes items, or only counts them.
@@ -74,7 +74,7 @@ impl<'w> StreamWriter<'w> {
     }
 
     /// Counts content that is not wanted.
-    pub fn left_out(&mut self, _inode: InodeNo, blocks: u64) -> Result<()> {
+    pub fn left_out(&mut self, blocks: u64) -> Result<()> {
         let bytes = blocks as usize * quire_base::BLOCK_SIZE;
         debug_assert!(!self.wants() && bytes <= DATA_BYTES_MAX);
         self.count(16 + bytes, blocks, None)

@@ -307,7 +307,7 @@ impl Operations {
         length > LONG_CHANGE || self.files.get(handle).is_ok_and(|file| file.synchronous)
     }
 
-    /// Allocates, punches or zeroes; `mode` as in `fallocate`. Through `O_SYNC` or `O_DSYNC` it is durable
+    /// Allocates, punches or zeroes; `mode` as in `fallocate` (the kernel's client passes no other). Through `O_SYNC` or `O_DSYNC` it is durable
     /// when this returns.
     pub fn allocate(&self, handle: u64, offset: u64, length: u64, mode: i32) -> Result<()> {
         let file = self.files.get(handle)?;
@@ -319,8 +319,6 @@ impl Operations {
             0 => FallocateMode::Allocate,
             libc::FALLOC_FL_PUNCH_HOLE if keep_size => FallocateMode::PunchHole,
             libc::FALLOC_FL_ZERO_RANGE => FallocateMode::ZeroRange { keep_size },
-            libc::FALLOC_FL_COLLAPSE_RANGE if !keep_size => FallocateMode::Collapse,
-            libc::FALLOC_FL_INSERT_RANGE if !keep_size => FallocateMode::Insert,
             _ => {
                 return Err(Error::new(
                     ErrorKind::Unsupported,

@@ -181,7 +181,7 @@ impl Changes<'_, '_> {
         for from in (0..extent.len as usize).step_by(most) {
             let count = most.min(extent.len as usize - from);
             if !self.writer.wants() {
-                self.writer.left_out(inode, count as u64)?;
+                self.writer.left_out(count as u64)?;
                 continue;
             }
             let mut bytes = AlignedBuf::try_zeroed(count * BLOCK_SIZE)?;
