@@ -312,6 +312,34 @@ fn an_unmount_that_would_lose_data_is_refused() {
     expect(&call("umount mnt"), 0, &[]);
 }
 
+/// What the kernel keeps may find no room in the volume. An unmount was refused for it, with advice for a host
+/// that is full, although it was lost already.
+#[test]
+fn an_unmount_tells_what_the_kernel_gave_up() {
+    if !can_mount("an_unmount_tells_what_the_kernel_gave_up") {
+        return;
+    }
+    let place = Place::new();
+    let call = |line: &str| {
+        let arguments = line.split(' ');
+        Command::new(QUIRE).args(arguments).current_dir(place.0.path()).output().unwrap()
+    };
+    expect(&call("mkfs --quiet --size 64M x.img"), 0, &[]);
+    expect(&call("mount -o log=log,cache=writeback x.img mnt"), 0, &[]);
+    let mut file = std::fs::File::create(place.path("mnt/file")).unwrap();
+    // A writer that the kernel holds back may be told itself.
+    let _ = std::io::Write::write_all(&mut file, &common::pattern(5, 100 << 20));
+    drop(file);
+    let said = ["mnt is unmounted, but not all", "the kernel gave pages up", "No space left"];
+    expect(&call("umount mnt"), 32, &said);
+    assert!(!common::is_mounted(&place.path("mnt")));
+    expect(&call("fsck x.img"), 0, &[]);
+    expect(&call("mount -o log=log,cache=writeback x.img mnt"), 0, &[]);
+    std::fs::remove_file(place.path("mnt/file")).unwrap();
+    std::fs::write(place.path("mnt/other"), "x").unwrap();
+    expect(&call("umount mnt"), 0, &[]);
+}
+
 #[test]
 fn the_first_command() {
     if !can_mount("the_first_command") {

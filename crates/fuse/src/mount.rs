@@ -490,11 +490,14 @@ pub fn syncfs_of(dir: &Path) -> Result<String> {
 }
 
 /// Has the server of the mount at `dir` make everything durable that was done there, as `syncfs` does where
-/// the kernel passes that on. What the kernel itself keeps goes to the server first.
+/// the kernel passes that on. What the kernel itself keeps goes to the server first; that the server had no
+/// room for some of it, at any time that nobody has been told of, is an error of kind `Io`.
 pub fn sync(dir: &Path) -> Result<()> {
-    let syncing = |error: std::io::Error| Error::os(format!("syncing {}", dir.display()), &error);
-    std::fs::File::open(dir).and_then(|root| Ok(rustix::fs::syncfs(root)?)).map_err(syncing)?;
-    control(dir, SYNC, &mut [])
+    let kept = std::fs::File::open(dir).and_then(|root| Ok(rustix::fs::syncfs(root)?)).map_err(|error| {
+        let doing = format!("{}: the kernel gave pages up that it could not write back", dir.display());
+        Error::os(doing, &error).with_kind(ErrorKind::Io)
+    });
+    control(dir, SYNC, &mut []).and(kept)
 }
 
 /// A question to a server, answered with text.

@@ -71,7 +71,7 @@ fn not_on_disk(dir: &Path, error: &Error) -> Failure {
     Failure::new(
         FAILED,
         format!(
-            "{} is unmounted, but not all that was written there is on disk: {error}; the server's log says more",
+            "{} is unmounted, but not all that was written there is on disk: {error}; the server's log may say more",
             dir.display()
         ),
     )
