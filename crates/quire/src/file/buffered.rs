@@ -199,6 +199,7 @@ impl Engine {
         } else {
             // Memory and throttling before the gate: nobody waits for either while holding it.
             let near = if append { inode.size() } else { offset };
+            range_end(near, data.len() as u64)?;
             let room = inode.mapping().prepare_write(near, data.len())?;
             let _permit = enter_buffered(inode)?;
             // The size cannot shrink while the permit is held: inside it once is inside it for good.
