@@ -15,7 +15,7 @@ use crate::store::transaction::{Cost, Depends, Transaction};
 use quire_alloc::SpaceReservation;
 use quire_base::sync::Arc;
 use quire_base::units::blocks_for;
-use quire_base::{BLOCK_SIZE, Error, Result};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use quire_cache::Zeroing;
 use quire_format::extent::{EXTENT_BLOCKS_MAX, Extent, extents_of_run};
 use quire_format::key::Key;
@@ -63,7 +63,10 @@ impl Engine {
         match mode {
             FallocateMode::Collapse => return self.collapse(moving, inode, offset, len),
             FallocateMode::Insert => return self.insert(moving, inode, offset, len),
-            _ => {}
+            FallocateMode::PunchHole => {}
+            FallocateMode::Allocate | FallocateMode::KeepSize | FallocateMode::ZeroRange { .. } => {
+                self.check_can_ever_fit(offset, end)?;
+            }
         }
         self.clear_privileges(inode)?;
         let blocks = || match mode {
@@ -107,6 +110,20 @@ impl Engine {
         };
         self.retry_without_space(|| self.exclusively_moving(inode, &mut moving, blocks, change))?;
         inode.touch_written();
+        Ok(())
+    }
+
+    /// Refuses a range with more blocks than the data space has: nothing that might become free would do.
+    fn check_can_ever_fit(&self, offset: u64, end: u64) -> Result<()> {
+        let blocks = blocks_for(end) - offset / BLOCK_SIZE as u64;
+        let space = self.store.data_space();
+        let there_are = space.end - space.start;
+        if blocks > there_are {
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                format!("no data space: {blocks} blocks are needed, and the volume has {there_are}"),
+            ));
+        }
         Ok(())
     }
 
