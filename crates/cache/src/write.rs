@@ -144,9 +144,11 @@ impl Mapping {
                 continue;
             }
             let homeless = homeless(&pins, first, end);
-            if homeless > 0
-                && let Err(error) = self.backing().and_then(|backing| backing.reserve(homeless))
-            {
+            let reserved = match homeless {
+                0 => Ok(()),
+                _ => self.backing().and_then(|backing| patience::at_once(|| backing.reserve(homeless))),
+            };
+            if let Err(error) = reserved {
                 self.unlock_unchanged(&pins, first, end);
                 return Err(error);
             }

@@ -1,6 +1,7 @@
 //! A file in front of a memory device that fails when told to: what the tests put behind a mapping.
 #![allow(dead_code)] // Models and an example use a part of it.
 
+use quire_base::patience;
 use quire_base::sync::{Arc, Weak};
 use quire_base::{BLOCK_SIZE, BlockNo, Clock, Error, ErrorKind, InodeNo, Result, Timestamp};
 use quire_cache::{
@@ -160,6 +161,10 @@ pub struct FileState {
     pending: BTreeMap<u64, Vec<(u64, u64)>>,
     pub reserved: u64,
     pub space: u64,
+    /// What becomes space for those who wait for the device.
+    pub freed: u64,
+    /// How often that was done.
+    pub freed_waits: u32,
     /// Homes before this block belong to a snapshot, too.
     shared_before: u64,
 }
@@ -290,6 +295,10 @@ impl Backing for FakeFile {
 
     fn reserve(&self, blocks: u64) -> Result<()> {
         let mut state = self.state.lock().unwrap();
+        if state.space < blocks && patience::may_wait() {
+            state.space += std::mem::take(&mut state.freed);
+            state.freed_waits += 1;
+        }
         if state.space < blocks {
             return Err(Error::new(ErrorKind::NoSpace, "full"));
         }
