@@ -87,7 +87,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Ends the background threads after the step they are in. Dirty data stays dirty.
+    /// Ends the background threads after the step they are in, and waits for writes that the device still
+    /// has. Dirty data stays dirty.
     pub fn stop(&self) {
         let mut threads = self.threads.lock();
         self.core.running.store(false, Ordering::Release);
@@ -98,6 +99,7 @@ impl Cache {
         for handle in threads.drain(..) {
             let _ = handle.join();
         }
+        finish::finish_all(&self.core);
     }
 
     /// One step of background work, on this thread: old or too much dirty data is written, memory reclaimed

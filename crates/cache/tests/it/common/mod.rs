@@ -23,6 +23,9 @@ pub struct Faulty {
     pub fail_writes: AtomicBool,
     /// Completions run on a thread of their own, late.
     pub slow: AtomicBool,
+    /// Completions are kept back until they are released.
+    pub hold: AtomicBool,
+    held: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
     writing: Mutex<BTreeMap<u64, u64>>,
     pub overlaps: AtomicU32,
     pub write_bytes: AtomicU64,
@@ -42,12 +45,20 @@ impl Faulty {
             bad_block: AtomicU64::new(u64::MAX),
             fail_writes: AtomicBool::new(false),
             slow: AtomicBool::new(false),
+            hold: AtomicBool::new(false),
+            held: Mutex::new(Vec::new()),
             writing: Mutex::new(BTreeMap::new()),
             overlaps: AtomicU32::new(0),
             write_bytes: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             writes_inline: AtomicU64::new(0),
         })
+    }
+
+    /// Lets those complete that were kept back, on this thread.
+    pub fn release_held(&self) {
+        let held = std::mem::take(&mut *self.held.lock().unwrap());
+        held.into_iter().for_each(|complete| complete());
     }
 
     fn has_bad_block(&self, at: u64, blocks: u64) -> bool {
@@ -134,11 +145,14 @@ impl Backend for Shared {
             let faulty = self.0.clone();
             let done = std::mem::replace(&mut io.done, Box::new(|_| ()));
             let slow = faulty.slow.load(Ordering::Relaxed);
+            let keeper = faulty.hold.load(Ordering::Relaxed).then(|| faulty.clone());
             let finish = move |outcome: Result<()>| {
                 faulty.end(op, at, blocks);
                 done(outcome);
             };
-            io.done = if slow {
+            io.done = if let Some(keeper) = keeper {
+                Box::new(move |outcome| keeper.held.lock().unwrap().push(Box::new(|| finish(outcome))))
+            } else if slow {
                 Box::new(move |outcome| {
                     std::thread::spawn(move || {
                         std::thread::sleep(SLOW);
