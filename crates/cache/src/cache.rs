@@ -119,8 +119,10 @@ impl Cache {
         waited.into_iter().collect()
     }
 
-    /// Starts writing what is dirty of these snapshots, and waits for nothing. Files are allocated in this
-    /// order, and what lies together on the device is one request whichever it belongs to.
+    /// Starts writing what is dirty of these snapshots, and does not wait until it is written. It may wait
+    /// for homes to be read, for room in the journal, and for others that journal units of the same file.
+    /// Files are allocated in this order, and what lies together on the device is one request whichever it
+    /// belongs to.
     pub fn start_snapshots<'a>(&self, snapshots: impl Iterator<Item = &'a mut Snapshot>) {
         let mut outbox = Outbox::new(self.core.clone(), Queue::Forced);
         snapshots.for_each(|snapshot| snapshot.gather(&mut outbox, true));

@@ -426,8 +426,7 @@ impl Mapping {
         self.first_listed(from, BLOCKS_END, true).map(|(start, _)| start)
     }
 
-    /// The lowest block from `from` on that is dirty and not yet being written. A caller inside
-    /// [`Backing::written`] uses this with its own knowledge of what else is in flight.
+    /// The lowest block from `from` on that is dirty and not yet being written.
     pub fn first_dirty(&self, from: u64) -> Option<u64> {
         self.first_listed(from, BLOCKS_END, false).map(|(start, _)| start)
     }

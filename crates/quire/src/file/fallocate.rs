@@ -1,9 +1,15 @@
 //! Allocating ahead, punching and zeroing.
 //!
 //! All hold the gate exclusively with the exclusive sequence odd, so they are atomic to readers and writers.
-//! Space is reserved before anything changes: ENOSPC leaves everything as it was, and so does a failed read
-//! ([`super::prepared`]). A punch or zeroing of more extents than one transaction takes is a logged
-//! operation: after a crash all of it is done, or nothing.
+//! A punch that finds no space, or fails to read, leaves everything as it was ([`super::prepared`]). A punch
+//! or zeroing of more extents than one transaction takes is a logged operation: after a crash all of it is
+//! done, or nothing.
+//!
+//! Holes get their blocks in as many transactions as it takes. The blocks are reserved before the first, so
+//! a call that finds no space for them leaves everything as it was. A later transaction may still fail, for
+//! want of room in the metadata pool for example. Then the blocks of the former ones stay: they read as
+//! zeros, as the hole did. Zeroing a range fills its holes first, and then zeroes the parts of units that the
+//! range cuts; where it fails behind that, these parts stay zeroed.
 //!
 //! Neighbours: [`super::shift`] for collapse and insert; [`super::truncate`] for the size.
 
