@@ -133,12 +133,6 @@ impl Cache {
         self.core.dirty_mappings()
     }
 
-    /// Slows the caller down, or stops it, as the dirty limit asks of a writer of `bytes`.
-    /// [`Mapping::prepare_write`] does it too. The caller holds nothing.
-    pub fn throttle(&self, bytes: u64) -> Result<()> {
-        crate::throttle::throttle(&self.core, bytes)
-    }
-
     /// Changes the byte limit, and the dirty limits in proportion to what it leaves for folios. What is over
     /// it leaves soon. Refuses a limit that leaves too little: the tables that the cache has made so far
     /// stay.

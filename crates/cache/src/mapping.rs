@@ -195,7 +195,7 @@ impl Mapping {
             match self.index.insert(folio, &self.core.nodes, &self.core.budget) {
                 Some(pin) => made.push(pin),
                 None => {
-                    self.discard_newborn(folio, room);
+                    self.discard_newborn(folio);
                     return true;
                 }
             }
@@ -207,7 +207,7 @@ impl Mapping {
     }
 
     /// Takes back a folio that found its place taken: nobody else has seen it.
-    fn discard_newborn(&self, folio: FolioRef, _room: &mut Room<'_>) {
+    fn discard_newborn(&self, folio: FolioRef) {
         for segment in folio.segments(0, folio.blocks()) {
             segment.lock(&self.core.parking);
         }

@@ -244,7 +244,7 @@ impl Engine {
             let len = (BATCH_BYTES - (at % BATCH_BYTES as u64) as usize).min(data.len() - done);
             let piece = &data[done..done + len];
             let end = at + piece.len() as u64;
-            match inode.mapping().write_piece(at, piece, &mut || inode.raise_size(end)) {
+            match inode.mapping().write(at, piece, &mut || inode.raise_size(end)) {
                 Ok(()) => done += piece.len(),
                 Err(error) if done == 0 => return Err(error),
                 Err(error) => {

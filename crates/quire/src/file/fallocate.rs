@@ -145,7 +145,7 @@ impl Engine {
             // What lies behind the end of the file reads as zeros already.
             let len = part.end.min(inode.size()).saturating_sub(part.start);
             if len > 0 {
-                inode.mapping().write_piece(part.start, &vec![0; len as usize], &mut || {})?;
+                inode.mapping().write(part.start, &vec![0; len as usize], &mut || {})?;
             }
         }
         Ok(first..last.max(first))
