@@ -233,9 +233,11 @@ impl Upload {
             }
             let (store, name, there) = (self.store.clone(), self.name.clone(), Arc::clone(&self.there));
             uploads.spawn(async move {
-                let same_size =
-                    there.get(&part.object(number)).is_some_and(|stored| stored.size == part.size);
-                if same_size && store.part(&name, number, &part).await?.is_ok() {
+                // An old one may be deleted before the manifest is written.
+                let stored = there.get(&part.object(number));
+                let is_of_use =
+                    stored.is_some_and(|stored| stored.size == part.size && stored.stays_for_now());
+                if is_of_use && store.part(&name, number, &part).await?.is_ok() {
                     return Ok(true);
                 }
                 store.put_part(&name, number, &part, bytes.into()).await.map(|()| false)

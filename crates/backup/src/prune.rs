@@ -2,17 +2,14 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use chrono::{TimeDelta, Utc};
+use chrono::Utc;
 
 use crate::arguments::Prune;
 use crate::failure::{DAMAGED, Failure, Outcome};
 use crate::manifest::{ByName, Manifest, by_name, chain};
 use crate::output::say;
 use crate::retention::{Entry, kept};
-use crate::store::Store;
-
-/// Parts of no finished backup stay this long: they may be of one that is being made.
-const UNFINISHED_KEPT: TimeDelta = TimeDelta::days(1);
+use crate::store::{Store, UNFINISHED_KEPT};
 
 /// Deletes the backups that are not to be kept, and what unfinished ones have left.
 ///

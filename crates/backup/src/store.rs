@@ -10,7 +10,7 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use futures::TryStreamExt;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::local::LocalFileSystem;
@@ -45,6 +45,9 @@ pub struct Contents {
     pub damaged: Vec<(String, String)>,
 }
 
+/// Parts of no finished backup stay this long: they may be of one that is being made.
+pub const UNFINISHED_KEPT: TimeDelta = TimeDelta::days(1);
+
 /// An object that looks like a part.
 #[derive(Debug)]
 pub struct StoredPart {
@@ -52,6 +55,14 @@ pub struct StoredPart {
     pub size: u64,
     /// When it was written.
     pub modified: DateTime<Utc>,
+}
+
+impl StoredPart {
+    /// Whether a backup that is being made may count on it: no prune deletes it for the next half of the time
+    /// that parts stay.
+    pub fn stays_for_now(&self) -> bool {
+        Utc::now() - self.modified < UNFINISHED_KEPT / 2
+    }
 }
 
 impl Store {

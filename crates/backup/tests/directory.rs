@@ -236,6 +236,32 @@ fn interruptions_are_gone_on_from() {
     assert_eq!(tail(&world.volume, "backup-one"), tail(Path::new(&target), "backup-one"));
 }
 
+/// A `create` that was run again after more than a day took its old parts as they were. A `prune` of the same
+/// moment found them older than a day and in no manifest, and deleted them between the last look of `create`
+/// and its manifest: the backup was finished, and could not be restored.
+#[test]
+fn parts_that_a_prune_may_soon_delete_are_stored_again() {
+    let world = World::new();
+    world.write("large", 100_000, 1);
+    world.done(&["create", "--name=one"]);
+    let parts = world.parts("one");
+    // As a `create` leaves it that is killed before it writes the manifest.
+    std::fs::remove_file(world.store.join("one/manifest.json")).unwrap();
+    let now = std::time::SystemTime::now();
+    let hours = |hours: u64| std::time::Duration::from_secs(hours * 3600);
+    for (part, age) in parts.iter().zip([25, 13, 11]) {
+        let file = std::fs::File::options().write(true).open(part).unwrap();
+        file.set_modified(now - hours(age)).unwrap();
+    }
+    let done = world.done(&["create", "--name=one"]);
+    assert!(done.contains(&format!("{} were there", parts.len() - 2)), "{done}");
+    for part in &parts {
+        let modified = std::fs::metadata(part).unwrap().modified().unwrap();
+        assert!(modified > now - hours(12), "{part:?} is as old as before");
+    }
+    world.done(&["verify"]);
+}
+
 /// A restored volume kept the snapshot of each backup of the chain: one that was half full had no room for
 /// the fourth, and could not be restored.
 #[test]

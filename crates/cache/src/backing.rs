@@ -113,7 +113,9 @@ pub trait Backing: Send + Sync {
     /// gaps or overlaps. What lies outside is clipped by the cache, for what is missing it asks again.
     fn map(&self, block: u64, count: u64) -> Result<Vec<Run>>;
 
-    /// Sets space aside for `blocks` blocks without a home. Called with segments locked: it never waits.
+    /// Sets space aside for `blocks` blocks without a home. With segments locked it is called as a thread
+    /// that may not wait ([`quire_base::patience::at_once`]): what could be had by waiting is refused there,
+    /// and the caller of the write settles it with nothing locked.
     fn reserve(&self, blocks: u64) -> Result<()>;
 
     /// Gives space set aside back.

@@ -87,7 +87,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Ends the background threads after the step they are in. Dirty data stays dirty.
+    /// Ends the background threads after the step they are in, and waits for writes that the device still
+    /// has. Dirty data stays dirty.
     pub fn stop(&self) {
         let mut threads = self.threads.lock();
         self.core.running.store(false, Ordering::Release);
@@ -98,6 +99,7 @@ impl Cache {
         for handle in threads.drain(..) {
             let _ = handle.join();
         }
+        finish::finish_all(&self.core);
     }
 
     /// One step of background work, on this thread: old or too much dirty data is written, memory reclaimed
@@ -117,8 +119,10 @@ impl Cache {
         waited.into_iter().collect()
     }
 
-    /// Starts writing what is dirty of these snapshots, and waits for nothing. Files are allocated in this
-    /// order, and what lies together on the device is one request whichever it belongs to.
+    /// Starts writing what is dirty of these snapshots, and does not wait until it is written. It may wait
+    /// for homes to be read, for room in the journal, and for others that journal units of the same file.
+    /// Files are allocated in this order, and what lies together on the device is one request whichever it
+    /// belongs to.
     pub fn start_snapshots<'a>(&self, snapshots: impl Iterator<Item = &'a mut Snapshot>) {
         let mut outbox = Outbox::new(self.core.clone(), Queue::Forced);
         snapshots.for_each(|snapshot| snapshot.gather(&mut outbox, true));
@@ -127,12 +131,6 @@ impl Cache {
     /// Files with blocks that are dirty or in writeback, by the order they came into the cache.
     pub fn dirty_mappings(&self) -> Vec<Arc<Mapping>> {
         self.core.dirty_mappings()
-    }
-
-    /// Slows the caller down, or stops it, as the dirty limit asks of a writer of `bytes`.
-    /// [`Mapping::prepare_write`] does it too. The caller holds nothing.
-    pub fn throttle(&self, bytes: u64) -> Result<()> {
-        crate::throttle::throttle(&self.core, bytes)
     }
 
     /// Changes the byte limit, and the dirty limits in proportion to what it leaves for folios. What is over

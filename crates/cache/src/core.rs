@@ -81,6 +81,8 @@ pub(crate) struct Core {
     pub nodes: NodeSlab,
     pub budget: Budget,
     pub finisher: Finisher,
+    /// Runs with requests at the device, or completed and not finished.
+    pub runs: AtomicUsize,
     /// Blocks that are dirty or in writeback.
     pub unfinished_blocks: AtomicU64,
     /// Blocks that have become clean, ever.
@@ -154,6 +156,7 @@ impl Core {
             nodes: NodeSlab::default(),
             budget,
             finisher: Finisher::default(),
+            runs: AtomicUsize::new(0),
             unfinished_blocks: AtomicU64::new(0),
             cleaned_blocks: AtomicU64::new(0),
             dirty_background_bytes: AtomicU64::new(config.dirty_background_bytes),

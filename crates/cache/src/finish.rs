@@ -3,7 +3,9 @@
 //! Completions of the device only count; the last one of a run puts it in a queue, and finisher threads take
 //! it from there, as applying may wait for a transaction. Without background threads a thread that waits for
 //! writeback does it, and a thread that starts writeback waits for it: else the next writer of such a block
-//! would wait for a share that nobody gives back. A thread that wrote a run itself always does.
+//! would wait for a share that nobody gives back. A thread that wrote a run itself always does. The thread
+//! that stops the finishers finishes what is left, and waits for what is still at the device
+//! ([`finish_all`]).
 //!
 //! Order for a run that succeeded: applied, `mapped` set, `writeback` cleared, shares given back, unlisted,
 //! waits ended. For one that failed: `dirty` set (so no look at the file finds the blocks neither dirty nor
@@ -50,6 +52,7 @@ impl WriteRun {
         pending: usize,
     ) -> WriteRun {
         let state = Mutex::new(RunState { placement: Some(placement), pending, error: None });
+        mapping.core.runs.fetch_add(1, Ordering::AcqRel);
         WriteRun { mapping, backing, spans, state }
     }
 
@@ -76,6 +79,12 @@ impl WriteRun {
         }
         let written = self.backing.written(placement, error.clone().map_or(Ok(()), Err));
         end_run(&self.mapping, &self.spans, error.map_or(written, Err));
+    }
+}
+
+impl Drop for WriteRun {
+    fn drop(&mut self) {
+        self.mapping.core.runs.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -210,6 +219,15 @@ pub(crate) fn finish_queued(core: &Core) {
         && let Some(run) = core.finisher.take()
     {
         run.finish();
+    }
+}
+
+/// Finishes every run that there is, those included that are still at the device: the finisher threads have
+/// ended. A run that nobody took from the queue would keep its file, the volume and this queue for ever.
+pub(crate) fn finish_all(core: &Core) {
+    let any = || core.runs.load(Ordering::Acquire) > 0;
+    while any() {
+        help(core, any);
     }
 }
 

@@ -27,6 +27,7 @@ use crate::reclaim::touch;
 use crate::segment::{self, SegmentLock};
 use crate::span::Span;
 use crate::write::{Source, homeless, store};
+use quire_base::patience;
 use quire_base::sync::Arc;
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Result};
@@ -279,7 +280,7 @@ fn change(
             let blocks = locked.runs.iter().map(|(first, end, pins)| homeless(pins, *first, *end)).sum();
             let backing = part.mapping.backing()?;
             if blocks > 0 {
-                backing.reserve(blocks)?;
+                patience::at_once(|| backing.reserve(blocks))?;
                 reserved.push((backing, blocks));
             }
         }

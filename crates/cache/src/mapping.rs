@@ -195,7 +195,7 @@ impl Mapping {
             match self.index.insert(folio, &self.core.nodes, &self.core.budget) {
                 Some(pin) => made.push(pin),
                 None => {
-                    self.discard_newborn(folio, room);
+                    self.discard_newborn(folio);
                     return true;
                 }
             }
@@ -207,7 +207,7 @@ impl Mapping {
     }
 
     /// Takes back a folio that found its place taken: nobody else has seen it.
-    fn discard_newborn(&self, folio: FolioRef, _room: &mut Room<'_>) {
+    fn discard_newborn(&self, folio: FolioRef) {
         for segment in folio.segments(0, folio.blocks()) {
             segment.lock(&self.core.parking);
         }
@@ -426,8 +426,7 @@ impl Mapping {
         self.first_listed(from, BLOCKS_END, true).map(|(start, _)| start)
     }
 
-    /// The lowest block from `from` on that is dirty and not yet being written. A caller inside
-    /// [`Backing::written`] uses this with its own knowledge of what else is in flight.
+    /// The lowest block from `from` on that is dirty and not yet being written.
     pub fn first_dirty(&self, from: u64) -> Option<u64> {
         self.first_listed(from, BLOCKS_END, false).map(|(start, _)| start)
     }

@@ -83,16 +83,11 @@ impl Mapping {
     }
 
     /// [`Mapping::prepare_write`] and [`Mapping::write_with`] in one, for callers without a gate to enter
-    /// between.
+    /// between: a piece, at most a batch, of a larger write whose caller holds the gate exclusively and keeps
+    /// optimistic readers out throttles and takes memory with the gate held.
     pub fn write(&self, offset: u64, data: &[u8], before_unlock: &mut dyn FnMut()) -> Result<()> {
         let room = self.prepare_write(offset, data.len())?;
         self.write_with(room, offset, data, before_unlock)
-    }
-
-    /// One piece, at most a batch, of a larger write whose caller holds the gate exclusively and keeps
-    /// optimistic readers out. Throttles and takes memory with the gate held, a piece at a time.
-    pub fn write_piece(&self, offset: u64, data: &[u8], before_unlock: &mut dyn FnMut()) -> Result<()> {
-        self.write(offset, data, before_unlock)
     }
 
     fn check_batch(&self, offset: u64, len: usize) -> Result<()> {
@@ -144,9 +139,11 @@ impl Mapping {
                 continue;
             }
             let homeless = homeless(&pins, first, end);
-            if homeless > 0
-                && let Err(error) = self.backing().and_then(|backing| backing.reserve(homeless))
-            {
+            let reserved = match homeless {
+                0 => Ok(()),
+                _ => self.backing().and_then(|backing| patience::at_once(|| backing.reserve(homeless))),
+            };
+            if let Err(error) = reserved {
                 self.unlock_unchanged(&pins, first, end);
                 return Err(error);
             }

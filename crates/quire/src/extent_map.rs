@@ -162,12 +162,29 @@ impl Store {
         transaction: Transaction<'_>,
         depends: Depends,
     ) -> Result<Seq> {
-        inode.extent_sequence.fetch_add(1, Ordering::AcqRel);
-        let committed = transaction.commit(depends);
-        inode.extent_sequence.fetch_add(1, Ordering::AcqRel);
-        let seq = committed?;
+        let seq = self.commit_extents_of(std::iter::once(inode), transaction, depends)?;
         inode.committed_data(seq);
         Ok(seq)
+    }
+
+    /// Commits a transaction that changes the extents of several inodes; the caller holds their `meta`, has
+    /// put the changes in, and tells the inodes of the `Seq`.
+    pub(crate) fn commit_extents_of<'a>(
+        &self,
+        inodes: impl Iterator<Item = &'a Inode> + Clone,
+        transaction: Transaction<'_>,
+        depends: Depends,
+    ) -> Result<Seq> {
+        // Odd from here to the end of the commit.
+        let step_sequences = || {
+            for inode in inodes.clone() {
+                inode.extent_sequence.fetch_add(1, Ordering::AcqRel);
+            }
+        };
+        step_sequences();
+        let committed = transaction.commit(depends);
+        step_sequences();
+        committed
     }
 }
 

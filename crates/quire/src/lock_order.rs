@@ -30,11 +30,14 @@
 //! ([`crate::changes`]), which it takes again behind the wait. The table of leases is a leaf.
 //!
 //! The checkpoint mutex stands apart: a thread that takes it holds no reservation and nothing below rank 7,
-//! and it takes the barrier whole. Finishers of writeback hold segments shared (rank 8) and begin
-//! transactions (rank 7) all the same: that is allowed because a checkpoint, which is all that `begin` can
-//! wait for, takes no segment and needs no writeback (J9). A thread that forces a file may write a lone
-//! request itself and then is a finisher too, under the gate, size lock and range lock that it holds: what
-//! finishes writeback waits for none of these.
+//! and it takes the barrier whole. The thread that takes a snapshot is the one exception: it reserves for the
+//! snapshot's key first, and then takes the mutex for the checkpoint that the key is to name. Whoever holds
+//! the mutex waits for no reservation, so the two cannot wait for one another.
+//!
+//! Finishers of writeback hold segments shared (rank 8) and begin transactions (rank 7) all the same: that is
+//! allowed because a checkpoint, which is all that `begin` can wait for, takes no segment and needs no
+//! writeback (J9). A thread that forces a file may write a lone request itself and then is a finisher too,
+//! under the gate, size lock and range lock that it holds: what finishes writeback waits for none of these.
 //!
 //! An operation that drops cached blocks holds writeback off their range before it reserves
 //! ([`crate::file::prepared`]), so that with the reservation it waits for no finisher. A thread that waits

@@ -18,8 +18,12 @@ mod scan;
 mod shuttle_journaled;
 #[cfg(shuttle)]
 mod shuttle_mapping;
+#[cfg(shuttle)]
+mod shuttle_stop;
 #[cfg(not(any(loom, shuttle)))]
 mod state_machine;
+#[cfg(not(any(loom, shuttle)))]
+mod stopped_runs;
 #[cfg(not(any(loom, shuttle)))]
 mod untorn;
 #[cfg(not(any(loom, shuttle)))]

@@ -12,7 +12,13 @@
 //! 3. the end writes zeros over a mark that is still the own one. A connection that is not up leaves it.
 //!
 //! Step 2 is exact only if the server serves one connection at a time: then nobody writes between the look
-//! and the writes. Step 1 is always late, by a beat at most: it ends an owner that a server let go on.
+//! and the writes.
+//!
+//! Step 1 is always late, by a beat at most. It ends one of two owners that a server let go on, and not
+//! always the former one. A beat of the former owner may be on its way when the new owner writes its mark,
+//! and land on top of it: then it is the new owner that finds another's mark, and lets go. The former one has
+//! let go by then if nobody took the volume from it before its time was over; else it goes on alone. Either
+//! way no two of them go on.
 
 use super::link::{Link, Outcome, Pending, Shared, State};
 use super::protocol::{Failure, Request, Session};

@@ -199,6 +199,7 @@ impl Engine {
         } else {
             // Memory and throttling before the gate: nobody waits for either while holding it.
             let near = if append { inode.size() } else { offset };
+            range_end(near, data.len() as u64)?;
             let room = inode.mapping().prepare_write(near, data.len())?;
             let _permit = enter_buffered(inode)?;
             // The size cannot shrink while the permit is held: inside it once is inside it for good.
@@ -243,7 +244,7 @@ impl Engine {
             let len = (BATCH_BYTES - (at % BATCH_BYTES as u64) as usize).min(data.len() - done);
             let piece = &data[done..done + len];
             let end = at + piece.len() as u64;
-            match inode.mapping().write_piece(at, piece, &mut || inode.raise_size(end)) {
+            match inode.mapping().write(at, piece, &mut || inode.raise_size(end)) {
                 Ok(()) => done += piece.len(),
                 Err(error) if done == 0 => return Err(error),
                 Err(error) => {

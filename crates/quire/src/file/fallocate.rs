@@ -1,9 +1,15 @@
 //! Allocating ahead, punching and zeroing.
 //!
 //! All hold the gate exclusively with the exclusive sequence odd, so they are atomic to readers and writers.
-//! Space is reserved before anything changes: ENOSPC leaves everything as it was, and so does a failed read
-//! ([`super::prepared`]). A punch or zeroing of more extents than one transaction takes is a logged
-//! operation: after a crash all of it is done, or nothing.
+//! A punch that finds no space, or fails to read, leaves everything as it was ([`super::prepared`]). A punch
+//! or zeroing of more extents than one transaction takes is a logged operation: after a crash all of it is
+//! done, or nothing.
+//!
+//! Holes get their blocks in as many transactions as it takes. The blocks are reserved before the first, so
+//! a call that finds no space for them leaves everything as it was. A later transaction may still fail, for
+//! want of room in the metadata pool for example. Then the blocks of the former ones stay: they read as
+//! zeros, as the hole did. Zeroing a range fills its holes first, and then zeroes the parts of units that the
+//! range cuts; where it fails behind that, these parts stay zeroed.
 //!
 //! Neighbours: [`super::shift`] for collapse and insert; [`super::truncate`] for the size.
 
@@ -15,7 +21,7 @@ use crate::store::transaction::{Cost, Depends, Transaction};
 use quire_alloc::SpaceReservation;
 use quire_base::sync::Arc;
 use quire_base::units::blocks_for;
-use quire_base::{BLOCK_SIZE, Error, Result};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use quire_cache::Zeroing;
 use quire_format::extent::{EXTENT_BLOCKS_MAX, Extent, extents_of_run};
 use quire_format::key::Key;
@@ -63,7 +69,10 @@ impl Engine {
         match mode {
             FallocateMode::Collapse => return self.collapse(moving, inode, offset, len),
             FallocateMode::Insert => return self.insert(moving, inode, offset, len),
-            _ => {}
+            FallocateMode::PunchHole => {}
+            FallocateMode::Allocate | FallocateMode::KeepSize | FallocateMode::ZeroRange { .. } => {
+                self.check_can_ever_fit(offset, end)?;
+            }
         }
         self.clear_privileges(inode)?;
         let blocks = || match mode {
@@ -110,6 +119,20 @@ impl Engine {
         Ok(())
     }
 
+    /// Refuses a range with more blocks than the data space has: nothing that might become free would do.
+    fn check_can_ever_fit(&self, offset: u64, end: u64) -> Result<()> {
+        let blocks = blocks_for(end) - offset / BLOCK_SIZE as u64;
+        let space = self.store.data_space();
+        let there_are = space.end - space.start;
+        if blocks > there_are {
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                format!("no data space: {blocks} blocks are needed, and the volume has {there_are}"),
+            ));
+        }
+        Ok(())
+    }
+
     /// Writes zeros to the parts of `[offset, end)` that cut a unit which a crash must not show in part; each
     /// unit is one write. Gives the range without them: all of it, if the file has no units.
     fn zero_cut_units(&self, inode: &InodeRef, offset: u64, end: u64) -> Result<Range<u64>> {
@@ -122,7 +145,7 @@ impl Engine {
             // What lies behind the end of the file reads as zeros already.
             let len = part.end.min(inode.size()).saturating_sub(part.start);
             if len > 0 {
-                inode.mapping().write_piece(part.start, &vec![0; len as usize], &mut || {})?;
+                inode.mapping().write(part.start, &vec![0; len as usize], &mut || {})?;
             }
         }
         Ok(first..last.max(first))

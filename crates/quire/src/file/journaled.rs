@@ -415,16 +415,9 @@ impl Engine {
         for piece in files.iter().flat_map(|file| &file.pieces) {
             transaction.data(piece.home.start, piece.bytes.clone());
         }
-        // Odd from here to the end of the commit.
-        let step_sequences = || {
-            for (file, record) in files.iter().zip(&changed) {
-                file.inode.extent_sequence.fetch_add(u64::from(record.is_some()), Ordering::AcqRel);
-            }
-        };
-        step_sequences();
-        let committed = transaction.commit(depends);
-        step_sequences();
-        let seq = committed?;
+        let with_extents = files.iter().zip(&changed).filter(|(_, record)| record.is_some());
+        let with_extents = with_extents.map(|(file, _)| file.inode);
+        let seq = self.store.commit_extents_of(with_extents, transaction, depends)?;
         for ((file, meta), record) in files.iter_mut().zip(&mut metas).zip(changed) {
             // What was promised to them is theirs now.
             let placed = std::mem::take(&mut file.fresh).iter().map(|run| run.blocks).sum();

@@ -32,7 +32,7 @@ use super::collected::Collected;
 use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::file::backing::keys_of_homes;
-use crate::inode::{InodeRef, MetaGuard};
+use crate::inode::{Inode, InodeRef, MetaGuard};
 use crate::store::transaction::{Cost, Depends, EXTENTS_PER_TRANSACTION, Transaction};
 use quire_alloc::{Funding, SpaceReservation};
 use quire_base::sync::atomic::Ordering;
@@ -327,17 +327,9 @@ impl Engine {
             self.change_extents(&mut transaction, inode, plan.replacement);
             records.push(record);
         }
-        // Odd from here to the end of the commit.
-        let step_sequences = || {
-            for inode in &inodes {
-                inode.extent_sequence.fetch_add(1, Ordering::AcqRel);
-            }
-        };
-        step_sequences();
         let depends = inodes.iter().map(|inode| inode.written()).max().unwrap_or(Depends::Nothing);
-        let committed = transaction.commit(depends);
-        step_sequences();
-        let seq = committed?;
+        let changed = inodes.iter().map(|inode| -> &Inode { inode });
+        let seq = self.store.commit_extents_of(changed, transaction, depends)?;
         for ((file, meta), record) in files.iter_mut().zip(&mut metas).zip(records) {
             let inode = file.inode();
             if let Some(extent) = file.extents.last() {

@@ -57,6 +57,34 @@ impl Delayed {
         self.blocks.load(Ordering::Relaxed)
     }
 
+    /// Promises `blocks` more from `alloc`, and to `pool` what it keeps beside them, for so many `copies` of
+    /// a node.
+    fn promise(&self, alloc: &Allocator, pool: &SpaceAccount, copies: u64, blocks: u64) -> Result<()> {
+        let growth = |delayed| growth(copies, delayed, blocks);
+        let expected = growth(self.blocks());
+        let mut reservation = alloc.reserve(blocks + expected)?;
+        let kept = growth(self.blocks.fetch_add(blocks, Ordering::AcqRel));
+        if kept > expected {
+            match alloc.reserve(kept - expected) {
+                Ok(more) => reservation.merge(more),
+                Err(error) => {
+                    let before = self.blocks.fetch_sub(blocks, Ordering::AcqRel);
+                    // Others came in between, and count on what these blocks were to bring: at most as much,
+                    // since `kept` is the larger of the two values that a growth by `blocks` has. What is
+                    // reserved may be less.
+                    let stays = kept - growth(before - blocks);
+                    pool.put_on_credit(reservation.split(stays), stays);
+                    return Err(error);
+                }
+            }
+        } else {
+            drop(reservation.split(expected - kept));
+        }
+        pool.put(reservation.split(kept));
+        self.space.put(reservation);
+        Ok(())
+    }
+
     /// Takes the promise of `blocks` that are to be placed; what is not used goes back with [`Delayed::put`].
     pub(crate) fn take<'a>(&self, alloc: &'a Allocator, blocks: u64) -> SpaceReservation<'a> {
         self.space.take(alloc, blocks)
@@ -72,6 +100,11 @@ fn promise(delayed: u64) -> u64 {
     delayed.div_ceil(BLOCKS_PER_PROMISE)
 }
 
+/// What `more` delayed blocks add to the promise beside `delayed` ones, for so many `copies` of a node.
+fn growth(copies: u64, delayed: u64, more: u64) -> u64 {
+    copies * (promise(delayed + more) - promise(delayed))
+}
+
 /// The standing reserve of a volume, in blocks.
 pub(crate) fn standing_reserve(superblock: &Superblock) -> u64 {
     u64::from(superblock.metadata_copies) * (superblock.block_count / STANDING_PART).min(STANDING_MAX)
@@ -82,9 +115,8 @@ impl Store {
         u64::from(self.superblock.metadata_copies)
     }
 
-    /// What `more` delayed blocks add to the promise beside `delayed` ones.
     fn growth(&self, delayed: u64, more: u64) -> u64 {
-        self.metadata_copies() * (promise(delayed + more) - promise(delayed))
+        growth(self.metadata_copies(), delayed, more)
     }
 
     /// Keeps the standing reserve of the volume as it is now back, as far as there is space. What cannot be
@@ -157,30 +189,7 @@ impl Store {
     /// Promises `blocks` to data that has no home yet, with what the pool may come to need for
     /// them.
     pub(crate) fn delay(&self, delayed: &Delayed, blocks: u64) -> Result<()> {
-        let expected = self.growth(delayed.blocks(), blocks);
-        let mut reservation = self.alloc.reserve(blocks + expected)?;
-        let kept = self.growth(delayed.blocks.fetch_add(blocks, Ordering::AcqRel), blocks);
-        if kept > expected {
-            match self.alloc.reserve(kept - expected) {
-                Ok(more) => reservation.merge(more),
-                Err(error) => {
-                    let before = delayed.blocks.fetch_sub(blocks, Ordering::AcqRel);
-                    // Others came in between: what they and we count together must stay right.
-                    let returned = self.growth(before - blocks, blocks);
-                    if kept > returned {
-                        self.pool_promise.put(reservation.split(kept - returned));
-                    } else {
-                        drop(self.pool_promise.take(&self.alloc, returned - kept));
-                    }
-                    return Err(error);
-                }
-            }
-        } else {
-            drop(reservation.split(expected - kept));
-        }
-        self.pool_promise.put(reservation.split(kept));
-        delayed.put(reservation);
-        Ok(())
+        delayed.promise(&self.alloc, &self.pool_promise, self.metadata_copies(), blocks)
     }
 
     /// `blocks` that were promised have homes, or are not needed any more. The blocks themselves
@@ -257,5 +266,78 @@ mod tests {
         // What the pool was widened by it keeps.
         store.shrink_pool().expect("the volume works");
         assert_eq!(store.tree.stats().pool_blocks, stats.pool_blocks);
+    }
+}
+
+/// Explored by loom: `RUSTFLAGS="--cfg loom" cargo test -p quire-fs --lib --release loom_promises`.
+#[cfg(all(test, loom))]
+mod loom_promises {
+    use super::*;
+    use quire_alloc::{AllocConfig, Discard, RegionSource};
+    use quire_base::BlockNo;
+    use quire_base::sync::{Arc, thread};
+    use quire_format::region::RegionMap;
+
+    const COPIES: u64 = 2;
+
+    struct Nothing;
+
+    impl RegionSource for Nothing {
+        fn load(&self, _: u64) -> Result<RegionMap> {
+            Ok(RegionMap::new())
+        }
+    }
+
+    impl Discard for Nothing {
+        fn discard(&self, _: BlockNo, _: u64) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    struct World {
+        alloc: Arc<Allocator>,
+        pool: SpaceAccount,
+        delayed: Delayed,
+    }
+
+    impl World {
+        /// As many delayed blocks, and as many free ones.
+        fn new(delayed: u64, free: u64) -> Arc<World> {
+            let blocks = delayed + COPIES * promise(delayed) + free;
+            let config = AllocConfig {
+                data_start: BlockNo(16),
+                data_end: BlockNo(16 + blocks),
+                free_blocks: blocks,
+                discard: false,
+            };
+            let alloc = Allocator::new(config, Arc::new(Nothing), Arc::new(Nothing)).unwrap();
+            let world = World { alloc, pool: SpaceAccount::default(), delayed: Delayed::default() };
+            world.delay(delayed).unwrap();
+            Arc::new(world)
+        }
+
+        fn delay(&self, blocks: u64) -> Result<()> {
+            self.delayed.promise(&self.alloc, &self.pool, COPIES, blocks)
+        }
+    }
+
+    /// A write that was refused, since another had made what the pool is to keep larger meanwhile, gave less
+    /// to the pool than its own part of that, when a third had come in between: its one block was all it had,
+    /// and the pool has two copies of each node. Whoever was the last to take from the pool's account found
+    /// it one block short.
+    #[test]
+    fn what_is_kept_is_what_the_delayed_blocks_need() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(|| {
+            let world = World::new(31, 3);
+            let other = world.clone();
+            let thread = thread::spawn(move || (0..2).filter(|_| other.delay(1).is_ok()).count() as u64);
+            let mine = u64::from(world.delay(1).is_ok());
+            let delayed = 31 + mine + thread.join().unwrap();
+            assert_eq!((world.delayed.blocks(), world.delayed.space.due()), (delayed, delayed));
+            assert_eq!(world.pool.due(), COPIES * promise(delayed));
+            assert_eq!(world.alloc.reserved_blocks() + world.pool.owed(), delayed + world.pool.due());
+        });
     }
 }

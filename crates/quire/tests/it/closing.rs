@@ -1,6 +1,6 @@
 //! What the close of a volume says.
 
-use crate::common::{file, new_volume};
+use crate::common::{file, new_volume, options};
 use quire::ErrorKind;
 use quire::inodes::IoFlags;
 use quire_base::random::Random;
@@ -74,6 +74,35 @@ fn what_was_looked_up_after_the_close_does_not_keep_the_volume() {
     assert_eq!(other.read("d/f").unwrap(), b"x");
     assert!(std::sync::Arc::strong_count(&device) > 1, "the clone has it");
     drop(other);
+    assert_eq!(std::sync::Arc::strong_count(&device), 1);
+}
+
+/// A volume that has failed is closed without a sync. A write that its cache had begun, and that completed
+/// after the close, was never finished: it kept the volume in memory, and the image locked, until the process
+/// ended.
+#[test]
+fn a_write_under_way_does_not_keep_a_failed_volume() {
+    let (device, volume) = new_volume(16384);
+    volume.close().unwrap();
+    let volume = options().threads(true).open_backend(device.clone()).unwrap();
+    let (data, other) = (file(&volume, "data"), file(&volume, "other"));
+    device.set_hold(Hold::Submitted);
+    volume.inodes().write_at(&data, &[1; 40960], 0, IoFlags::UNCACHED).unwrap();
+    assert!(device.held() > 0, "it is on its way to the device");
+    device.set_hold(Hold::Nothing);
+    device.inject(Fault::on(FaultOp::Write).class(IoClass::Journal));
+    volume.inodes().fsync(&other, false).unwrap_err();
+    drop((data, other));
+    let closing = std::thread::spawn(move || volume.close());
+    // It has time to return too early.
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(5));
+        if closing.is_finished() {
+            break;
+        }
+    }
+    device.release_all(&mut Random::seeded(1));
+    closing.join().unwrap().unwrap_err();
     assert_eq!(std::sync::Arc::strong_count(&device), 1);
 }
 

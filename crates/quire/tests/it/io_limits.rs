@@ -51,6 +51,32 @@ fn offsets_past_the_largest_file() {
     volume.close().unwrap();
 }
 
+/// At the end of a file of the largest size, a read whose buffer reached past the largest offset failed as
+/// invalid, unless all of it was cached; an append that did not fit was called invalid, too.
+#[test]
+fn reads_and_appends_at_the_end_of_the_largest_file() {
+    let volume = volume();
+    let file = writable().open(&volume, "f").unwrap();
+    file.set_len(LARGEST).unwrap();
+    for direct in [false, true] {
+        let file = writable().direct(direct).open(&volume, "f").unwrap();
+        // In the last block, over several, and longer than a batch.
+        for (before, len) in [(1, 2), (4095, BLOCK), (3 * 4096 - 1, 4 * BLOCK), (4 << 20, 8 << 20)] {
+            let mut bytes = vec![1; len];
+            let read = file.read_at(&mut bytes, LARGEST - before).unwrap();
+            assert_eq!(read as u64, before);
+            assert!(bytes[..read].iter().all(|byte| *byte == 0));
+        }
+        for len in [1, 2, BLOCK, 2 << 20] {
+            let log = OpenOptions::new().append(true).direct(direct).open(&volume, "f").unwrap();
+            let error = log.append(&vec![1; len]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::FileTooBig, "{len} bytes: {error}");
+        }
+    }
+    assert_eq!(file.inode().size(), LARGEST);
+    volume.close().unwrap();
+}
+
 #[test]
 fn nothing_is_written_where_nothing_is_given() {
     let volume = volume();

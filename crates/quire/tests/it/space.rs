@@ -174,6 +174,30 @@ fn an_append_without_room_says_so_and_a_cursor_gives_the_count() {
     assert_eq!(error.kind(), std::io::ErrorKind::StorageFull, "{error}");
 }
 
+/// A request for more blocks than the volume has data space could not succeed whatever became free; all the
+/// same, everything was written back and forced for it, up to four times, before it was refused.
+#[test]
+fn what_no_volume_of_its_size_can_hold_is_refused_at_once() {
+    let blocks = 4096;
+    let volume = new_volume(blocks);
+    let (inode, other) = (file(&volume, "f"), file(&volume, "g"));
+    volume.inodes().write_at(&other, &[7; 10 << 12], 0, IoFlags::empty()).unwrap();
+    let before = volume.metrics();
+    let zero = FallocateMode::ZeroRange { keep_size: true };
+    for mode in [FallocateMode::Allocate, FallocateMode::KeepSize, zero] {
+        for len in [blocks * 4096, 1 << 62] {
+            let error = volume.inodes().allocate(&inode, mode, 5 << 12, len).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+        }
+    }
+    let after = volume.metrics();
+    for name in ["cache_dirty_bytes", "device_flushes_total", "checkpoints_total"] {
+        assert_eq!(after[name], before[name], "{name}");
+    }
+    // A hole takes no space, however large.
+    volume.inodes().allocate(&inode, FallocateMode::PunchHole, 0, 1 << 62).unwrap();
+}
+
 /// A device whose reads can be held up.
 struct SlowReads {
     memory: MemoryBackend,

@@ -1,6 +1,7 @@
 //! A file in front of a memory device that fails when told to: what the tests put behind a mapping.
 #![allow(dead_code)] // Models and an example use a part of it.
 
+use quire_base::patience;
 use quire_base::sync::{Arc, Weak};
 use quire_base::{BLOCK_SIZE, BlockNo, Clock, Error, ErrorKind, InodeNo, Result, Timestamp};
 use quire_cache::{
@@ -22,6 +23,9 @@ pub struct Faulty {
     pub fail_writes: AtomicBool,
     /// Completions run on a thread of their own, late.
     pub slow: AtomicBool,
+    /// Completions are kept back until they are released.
+    pub hold: AtomicBool,
+    held: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
     writing: Mutex<BTreeMap<u64, u64>>,
     pub overlaps: AtomicU32,
     pub write_bytes: AtomicU64,
@@ -41,12 +45,20 @@ impl Faulty {
             bad_block: AtomicU64::new(u64::MAX),
             fail_writes: AtomicBool::new(false),
             slow: AtomicBool::new(false),
+            hold: AtomicBool::new(false),
+            held: Mutex::new(Vec::new()),
             writing: Mutex::new(BTreeMap::new()),
             overlaps: AtomicU32::new(0),
             write_bytes: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             writes_inline: AtomicU64::new(0),
         })
+    }
+
+    /// Lets those complete that were kept back, on this thread.
+    pub fn release_held(&self) {
+        let held = std::mem::take(&mut *self.held.lock().unwrap());
+        held.into_iter().for_each(|complete| complete());
     }
 
     fn has_bad_block(&self, at: u64, blocks: u64) -> bool {
@@ -133,11 +145,14 @@ impl Backend for Shared {
             let faulty = self.0.clone();
             let done = std::mem::replace(&mut io.done, Box::new(|_| ()));
             let slow = faulty.slow.load(Ordering::Relaxed);
+            let keeper = faulty.hold.load(Ordering::Relaxed).then(|| faulty.clone());
             let finish = move |outcome: Result<()>| {
                 faulty.end(op, at, blocks);
                 done(outcome);
             };
-            io.done = if slow {
+            io.done = if let Some(keeper) = keeper {
+                Box::new(move |outcome| keeper.held.lock().unwrap().push(Box::new(|| finish(outcome))))
+            } else if slow {
                 Box::new(move |outcome| {
                     std::thread::spawn(move || {
                         std::thread::sleep(SLOW);
@@ -160,6 +175,10 @@ pub struct FileState {
     pending: BTreeMap<u64, Vec<(u64, u64)>>,
     pub reserved: u64,
     pub space: u64,
+    /// What becomes space for those who wait for the device.
+    pub freed: u64,
+    /// How often that was done.
+    pub freed_waits: u32,
     /// Homes before this block belong to a snapshot, too.
     shared_before: u64,
 }
@@ -290,6 +309,10 @@ impl Backing for FakeFile {
 
     fn reserve(&self, blocks: u64) -> Result<()> {
         let mut state = self.state.lock().unwrap();
+        if state.space < blocks && patience::may_wait() {
+            state.space += std::mem::take(&mut state.freed);
+            state.freed_waits += 1;
+        }
         if state.space < blocks {
             return Err(Error::new(ErrorKind::NoSpace, "full"));
         }
