@@ -69,8 +69,13 @@ fn look(message: Message<'_>, room: usize) {
             assert!(message.forgets(all).count() * 16 <= bytes);
         }
         Operation::Init { args, flags2 } => {
-            let features =
-                Features { acl: true, kill_privileges: true, read_directory_plus: true, ring: true };
+            let features = Features {
+                acl: true,
+                kill_privileges: true,
+                read_directory_plus: true,
+                write_back: true,
+                ring: true,
+            };
             let pages = negotiate::Pages { limit: args.max_readahead, size: 4096 };
             let (out, agreed) = negotiate::answer(&args, flags2, &features, pages);
             assert_eq!((out.flags & !args.flags, out.flags2 & !flags2), (0, 0));
