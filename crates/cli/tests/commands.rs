@@ -312,8 +312,8 @@ fn an_unmount_that_would_lose_data_is_refused() {
     expect(&call("umount mnt"), 0, &[]);
 }
 
-/// What the kernel keeps may find no room in the volume. An unmount was refused for it, with advice for a host
-/// that is full, although it was lost already.
+/// What the kernel keeps may find no room in the volume. An unmount was refused for it, with advice for a
+/// host that is full, although it was lost already.
 #[test]
 fn an_unmount_tells_what_the_kernel_gave_up() {
     if !can_mount("an_unmount_tells_what_the_kernel_gave_up") {

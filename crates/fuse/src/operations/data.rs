@@ -307,8 +307,8 @@ impl Operations {
         length > LONG_CHANGE || self.files.get(handle).is_ok_and(|file| file.synchronous)
     }
 
-    /// Allocates, punches or zeroes; `mode` as in `fallocate` (the kernel's client passes no other). Through `O_SYNC` or `O_DSYNC` it is durable
-    /// when this returns.
+    /// Allocates, punches or zeroes; `mode` as in `fallocate` (the kernel's client passes no other). Through
+    /// `O_SYNC` or `O_DSYNC` it is durable when this returns.
     pub fn allocate(&self, handle: u64, offset: u64, length: u64, mode: i32) -> Result<()> {
         let file = self.files.get(handle)?;
         file.check_live()?;
