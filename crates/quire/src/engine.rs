@@ -15,10 +15,11 @@ use crate::reaper::waiting::Reaper;
 use crate::snapshots::deletion::Sweep;
 use crate::snapshots::readers::SnapshotReaders;
 use crate::store::{Parts, Store};
+use quire_base::InodeNo;
 use quire_base::admission::Admission;
 use quire_base::metrics::Counter;
 use quire_base::sync::atomic::AtomicU64;
-use quire_base::sync::{Arc, Mutex};
+use quire_base::sync::{Arc, Mutex, OnceLock};
 use quire_cache::Cache;
 
 /// Events worth counting, beside those of the parts below.
@@ -65,6 +66,9 @@ pub struct Engine {
     pub(crate) rename: Mutex<()>,
     /// What waits to be freed.
     pub(crate) reaper: Reaper,
+    /// Inodes with a logged operation that the opening could not finish. Nobody gets them
+    /// ([`crate::reaper`]).
+    pub(crate) unfinished: OnceLock<Vec<InodeNo>>,
     /// Fsyncs that syncers work at.
     pub(crate) syncs: Arc<SyncQueue>,
     /// What syncers drop.
@@ -107,6 +111,7 @@ impl Engine {
             sweep: Mutex::new(None),
             rename: Mutex::new(()),
             reaper: Reaper::default(),
+            unfinished: OnceLock::new(),
             syncs,
             released: Released::default(),
             counters: EngineCounters::default(),

@@ -316,12 +316,14 @@ impl File {
         self.change_range(FallocateMode::ZeroRange { keep_size: false }, offset, len)
     }
 
-    /// Cuts a range of whole blocks out; what follows moves down.
+    /// Cuts a range of whole blocks out; what follows moves down. While the volume has snapshots, that takes
+    /// metadata: `NoSpace` where there is no room for it, and nothing has changed.
     pub fn collapse_range(&self, offset: u64, len: u64) -> Result<()> {
         self.change_range(FallocateMode::Collapse, offset, len)
     }
 
-    /// Opens a hole of whole blocks; what follows moves up.
+    /// Opens a hole of whole blocks; what follows moves up. That takes metadata: `NoSpace` where there is no
+    /// room for it, and nothing has changed.
     pub fn insert_range(&self, offset: u64, len: u64) -> Result<()> {
         self.change_range(FallocateMode::Insert, offset, len)
     }

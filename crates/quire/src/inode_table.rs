@@ -374,6 +374,7 @@ impl Engine {
             if let Some(inode) = self.inodes.find(number) {
                 return self.not_freed(inode);
             }
+            self.check_finished(number)?;
             let departures = self.inodes.departures(number);
             let record =
                 self.store.tree.get_with(Key::inode(number), InodeRecord::decode)?.ok_or_else(|| {

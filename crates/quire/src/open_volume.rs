@@ -159,12 +159,12 @@ fn root_of(engine: &Arc<Engine>) -> Result<InodeRef> {
     })
 }
 
-/// The volume as it will be when the operation that a crash cut in two is finished; the device stays as it
-/// is.
+/// The volume as it will be when the operation that a crash cut in two is finished, if there is room for
+/// that; the device stays as it is.
 fn settled_in_memory(backend: Arc<dyn Backend>, options: &VolumeOptions) -> Result<Arc<dyn Backend>> {
     tracing::info!("finishing in memory what a crash cut in two: the volume is opened read-only");
     let overlay: Arc<dyn Backend> = Arc::new(quire_device::OverlayBackend::new(backend));
     let options = VolumeOptions { read_only: false, threads: false, ..options.clone() };
-    options.open_backend(overlay.clone())?.close()?;
+    recovery::settle(overlay.clone(), options)?;
     Ok(overlay)
 }

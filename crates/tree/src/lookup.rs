@@ -215,6 +215,50 @@ impl Tree {
         Ok(())
     }
 
+    /// About how many nodes the keys from `from` to `to` lie in, both inclusive: leaves, and the nodes above
+    /// them. Loads a leaf below each of the lowest inner nodes. Changes of others meanwhile may be missed.
+    pub fn nodes_between(&self, from: Key, to: Key) -> Result<u64> {
+        let mut nodes = self.levels() as u64;
+        let mut next = Some(from);
+        while let Some(key) = next.filter(|key| *key <= to) {
+            let (leaves, behind) = self.leaves_beside(key, to)?;
+            // With the nodes that lie higher there are at most twice as many inner ones.
+            nodes += leaves + 2;
+            next = behind;
+        }
+        Ok(nodes)
+    }
+
+    /// The leaves of one lowest inner node from that of a key on, as far as they begin at `to` or before; and
+    /// where the next inner node begins.
+    fn leaves_beside(&self, from: Key, to: Key) -> Result<(u64, Option<Key>)> {
+        let probe = Probe::At(from);
+        let mut ticket = None;
+        loop {
+            let missing = {
+                let pin = pin();
+                match self.descend(&pin, &probe) {
+                    Ok((path, found)) => match path.last() {
+                        Some(step) if step.leads_to(found.node, &probe) => {
+                            let last = step.entries.find(&Probe::At(to));
+                            return Ok(((last + 1 - step.at) as u64, step.entries.range.high));
+                        }
+                        Some(_) => None,
+                        None => return Ok((1, None)),
+                    },
+                    Err(missing) => Some(missing),
+                }
+            };
+            match missing {
+                Some(missing) => {
+                    ticket.get_or_insert_with(|| self.ticket());
+                    self.load(missing)?;
+                }
+                None => self.overtaken(),
+            }
+        }
+    }
+
     /// The highest key that is at most `key` and at least `floor`, with its value.
     pub fn last_at_or_before(&self, key: Key, floor: Key) -> Result<Option<(Key, Vec<u8>)>> {
         let mut probe = Probe::At(key);
@@ -295,5 +339,45 @@ impl Items {
             start = end;
             (key, value)
         })
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::{CheckpointStamp, PoolState, TreeLimits};
+    use quire_base::sync::Arc;
+    use quire_base::{BlockNo, InodeNo};
+    use quire_device::{Device, MemoryBackend};
+    use quire_format::extent::Run;
+
+    /// An operation that is to change many leaves reserves for as many as are counted here.
+    #[test]
+    fn no_node_is_left_out_of_the_count() {
+        let device = Device::new(Arc::new(MemoryBackend::new(8192)));
+        let pool = || PoolState::new(&[Run::new(BlockNo(16), 8000)], 1);
+        let limits = TreeLimits { cache_nodes: 64, dirty_nodes: 8000 };
+        let tree = Tree::create(device.clone(), 1, pool(), limits);
+        let key = |n: u64| Key::extent(InodeNo(1 + n / 10_000), n % 10_000);
+        let mut nodes = Vec::new();
+        for n in (0..30_000).rev() {
+            tree.put(key(n), &[1; 16]).unwrap();
+            if n % 10_000 == 0 {
+                nodes.push(tree.stats().nodes);
+            }
+        }
+        assert!(tree.stats().levels > 2);
+        let stamp = CheckpointStamp { checkpoint: 1, incarnation: 1 };
+        tree.write_frozen(tree.freeze(Vec::new()), stamp).unwrap();
+        assert!(tree.stats().resident_nodes < nodes[2] / 2, "most are on the device");
+
+        let count = |from, to| tree.nodes_between(key(from), key(to)).unwrap();
+        let all = tree.stats().nodes;
+        assert!((all..all + all / 10).contains(&tree.nodes_between(Key::NAMES, Key::MAX).unwrap()));
+        // Those of the file that was put in between.
+        let own = nodes[1] - nodes[0];
+        let counted = count(10_000, 19_999);
+        assert!((own..own + own / 10 + 8).contains(&counted), "{counted} counted, {own} made");
+        assert!(count(15_000, 19_999) > own / 2 && count(15_000, 15_000) < 10);
     }
 }

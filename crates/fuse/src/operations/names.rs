@@ -265,6 +265,13 @@ impl Operations {
                     Ok(inode) => inode,
                     // Removed since its name was read.
                     Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale) => continue,
+                    // Nobody gets it for now. Its name is there, as those of the others are.
+                    Err(error) if error.kind() == ErrorKind::Busy => {
+                        if !take(name, None) {
+                            return Ok(());
+                        }
+                        continue;
+                    }
                     Err(error) => return Err(error),
                 };
                 let entry = self.entry(&inode);

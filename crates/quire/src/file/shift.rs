@@ -9,6 +9,12 @@
 //! no extent ever lands on one that has still to move. Then the journal is forced *before the gate opens*:
 //! else a write in place could land in a block that a crash gives back to its old offset.
 //!
+//! Space. Moving changes every leaf behind the point. A snapshot keeps each of these as it was, and an
+//! insertion may leave twice as many leaves as it found. So before the key is put, blocks are kept back with
+//! which the metadata pool can grow by all that ([`Engine::keep_room_to_move`]). The steps take what they
+//! need of these, and the rest goes back at the end. Without room the operation fails, and nothing has
+//! changed.
+//!
 //! The same steps run live and, after a crash, from recovery.
 //!
 //! Neighbours: [`super::truncate`] logs long truncates; [`crate::reaper`] calls [`Engine::run_logged`] at
@@ -19,14 +25,20 @@ use crate::engine::Engine;
 use crate::extent_map::Replacement;
 use crate::inode::{Inode, InodeRef};
 use crate::lease::moving::Moving;
-use crate::store::transaction::Cost;
+use crate::store::transaction::{Cost, EXTENTS_LEAST};
+use quire_alloc::SpaceReservation;
 use quire_base::sync::time::Duration;
 use quire_base::sync::{Arc, thread};
 use quire_base::units::blocks_for;
-use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
+use quire_base::{BLOCK_SIZE, Context, Error, ErrorKind, Result};
 use quire_format::extent::{Extent, FILE_BLOCKS_MAX, check_list, merge_list};
 use quire_format::key::Key;
 use quire_format::logged::{LoggedKind, LoggedOp};
+use quire_format::region::REGION_BLOCKS;
+
+/// Nodes that moving extents changes beside those of the extents: above the inode and the logged operation,
+/// and at the point where an extent is split.
+const NODES_ASIDE: u64 = 16;
 
 /// How often an operation that has to succeed is tried again, and how long it waits before.
 const RETRIES: u32 = 50;
@@ -85,13 +97,15 @@ impl Engine {
         mut moving: Moving<'_>,
         inode: &InodeRef,
         offset: u64,
-        plan: impl FnOnce(u64) -> Result<(LoggedKind, u64)>,
+        plan: impl Fn(u64) -> Result<(LoggedKind, u64)>,
         len: u64,
     ) -> Result<()> {
         inode.check_regular()?;
         self.clear_privileges(inode)?;
         let blocks = || offset / BLOCK_SIZE as u64..FILE_BLOCKS_MAX;
-        self.exclusively_moving(inode, &mut moving, blocks, || self.shift_alone(inode, offset, plan, len))?;
+        let change = || self.shift_alone(inode, offset, &plan, len);
+        // `NoSpace` is always from before the operation was logged.
+        self.retry_without_space(|| self.exclusively_moving(inode, &mut moving, blocks, change))?;
         inode.touch_written();
         Ok(())
     }
@@ -100,7 +114,7 @@ impl Engine {
         self: &Arc<Engine>,
         inode: &InodeRef,
         offset: u64,
-        plan: impl FnOnce(u64) -> Result<(LoggedKind, u64)>,
+        plan: impl Fn(u64) -> Result<(LoggedKind, u64)>,
         len: u64,
     ) -> Result<()> {
         let (kind, size) = plan(inode.size())?;
@@ -113,9 +127,10 @@ impl Engine {
         if kind == LoggedKind::Insert {
             self.check_has_place(inode, first, len)?;
         }
+        let mut room = self.keep_room_to_move(inode, kind, first, len / BLOCK_SIZE as u64)?;
 
         let id = self.new_logged_id();
-        let operation = self.logged_operation(inode, kind, first, first + len / BLOCK_SIZE as u64, size);
+        let mut operation = self.logged_operation(inode, kind, first, first + len / BLOCK_SIZE as u64, size);
         let mut transaction = self.store.begin(Cost::new(2, 256))?;
         transaction.warm(&[Key::logged(id), Key::inode(inode.number)])?;
         let mut meta = inode.meta();
@@ -132,21 +147,54 @@ impl Engine {
         // From here on a crash finishes it.
         inode.size_sequence.settle(size);
         drop(meta);
-        self.run_logged_live(inode, id, operation)?;
+        self.insist(|| self.run_logged(inode, id, &mut operation, room.as_mut()))?;
         self.store.force_all()
     }
 
+    /// Keeps blocks back for all nodes by which the metadata pool may have to grow while the extents from
+    /// `first` on move by `blocks` blocks; None where it need not grow. Counts rather too many.
+    fn keep_room_to_move(
+        &self,
+        inode: &Inode,
+        kind: LoggedKind,
+        first: u64,
+        blocks: u64,
+    ) -> Result<Option<SpaceReservation<'_>>> {
+        // Snapshots keep a node as it was when it changes, those that are being deleted too. None is taken
+        // before this change has ended.
+        let kept = u64::from(!self.store.snapshots.is_empty());
+        // Extents that arrive from above, one below the other, fill leaves by halves.
+        let halves = u64::from(kind == LoggedKind::Insert);
+        if kept + halves == 0 {
+            return Ok(None);
+        }
+        let (from, to) = (Key::extent(inode.number, first), Key::extent(inode.number, u64::MAX));
+        let mut nodes = NODES_ASIDE + self.store.tree.nodes_between(from, to)?;
+        if kind == LoggedKind::Collapse {
+            // What is freed changes the map of its region, and that of the region's dead blocks.
+            nodes += 2 * blocks.min(self.store.block_count().div_ceil(REGION_BLOCKS));
+        }
+        nodes *= kept + halves;
+        if kept > 0 {
+            // What others change snapshots keep too: it may use up the room of a step that the pool has now.
+            nodes += self.store.room_for(moving_cost(EXTENTS_LEAST));
+        }
+        let room = self.store.keep_pool_room(nodes);
+        room.map(Some).context("the metadata that a collapse or an insertion changes")
+    }
+
     /// Runs an operation whose key was just committed. It cannot be left half done in a file that goes on
-    /// being used: the next mount would finish it over newer data. So a failure shuts the volume down, and
-    /// that mount finishes it. But where the device only refuses homes for a while, and the journal has no
-    /// room until then, the operation waits some seconds and goes on from its cursor.
+    /// being used: the next mount would finish it over newer data. So an error that stays shuts the volume
+    /// down, and that mount finishes it. Errors of the device and a lack of space may pass: the device may
+    /// refuse homes for a while, and the journal has no room until then. So the operation waits, and goes on
+    /// from its cursor.
     pub(crate) fn run_logged_live(
         self: &Arc<Engine>,
         inode: &Arc<Inode>,
         id: u64,
         mut operation: LoggedOp,
     ) -> Result<()> {
-        self.insist(|| self.run_logged(inode, id, &mut operation))
+        self.insist(|| self.run_logged(inode, id, &mut operation, None))
     }
 
     /// Takes away the key of an operation that is done.
@@ -154,8 +202,8 @@ impl Engine {
         self.insist(|| self.finish_logged(inode, id, operation))
     }
 
-    /// Does what must not be left half done, as often as the device may have refused something only for a
-    /// while. Then an error shuts the volume down.
+    /// Does what must not be left half done. After an error of the device, or for lack of space, it tries
+    /// again for some seconds. An error that stays shuts the volume down.
     fn insist(&self, mut work: impl FnMut() -> Result<()>) -> Result<()> {
         let mut retries = 0..RETRIES;
         loop {
@@ -168,14 +216,20 @@ impl Engine {
         }
     }
 
-    /// Runs a logged operation from its cursor to its end; after an error it can go on from there. The caller
-    /// holds the gate exclusively, or is recovery.
-    pub(crate) fn run_logged(
-        self: &Arc<Engine>,
+    /// Runs a logged operation from its cursor to its end; after an error it can go on from there. Before
+    /// each step the metadata pool takes from `room` what it lacks. Recovery has the volume to itself, and
+    /// gives no room. The caller holds the gate exclusively, or is recovery.
+    pub(crate) fn run_logged<'a>(
+        self: &'a Arc<Engine>,
         inode: &Arc<Inode>,
         id: u64,
         operation: &mut LoggedOp,
+        mut room: Option<&mut SpaceReservation<'a>>,
     ) -> Result<()> {
+        let mut prepare_step = || match &mut room {
+            Some(room) => self.store.grow_pool_from(room, moving_cost(EXTENTS_LEAST)),
+            None => Ok(()),
+        };
         if operation.generation == inode.generation {
             match operation.kind {
                 LoggedKind::Truncate | LoggedKind::Free => self.free_extents_from(inode, operation.start)?,
@@ -185,16 +239,27 @@ impl Engine {
                 LoggedKind::Collapse => {
                     // Until the first move the range still holds its own blocks; afterwards the moved ones.
                     if operation.cursor == operation.end {
-                        while self.free_some_extents(inode, operation.start, operation.end)? {}
+                        while {
+                            prepare_step()?;
+                            self.free_some_extents(inode, operation.start, operation.end)?
+                        } {}
                     }
-                    while self.move_some_down(inode, id, operation)? {}
+                    while {
+                        prepare_step()?;
+                        self.move_some_down(inode, id, operation)?
+                    } {}
                 }
                 LoggedKind::Insert => {
+                    prepare_step()?;
                     self.split_at(inode, operation.start)?;
-                    while self.move_some_up(inode, id, operation)? {}
+                    while {
+                        prepare_step()?;
+                        self.move_some_up(inode, id, operation)?
+                    } {}
                 }
             }
         }
+        prepare_step()?;
         self.finish_logged(inode, id, *operation)
     }
 
@@ -270,8 +335,7 @@ impl Engine {
         operation: &mut LoggedOp,
         choose: impl Fn(&Engine, &LoggedOp, usize) -> Result<(Vec<Extent>, Vec<Extent>, u64)>,
     ) -> Result<bool> {
-        let cost = |extents| Cost::new(2, 256).with_extents(extents + 4).critical();
-        let (mut transaction, batch) = self.store.begin_extents(cost)?;
+        let (mut transaction, batch) = self.store.begin_extents(moving_cost)?;
         // Loads what is chosen again under `meta`, and where it goes.
         let (found, moved, _) = choose(self, operation, batch / 2)?;
         let mut keys = vec![Key::logged(id)];
@@ -305,6 +369,12 @@ impl Engine {
         self.store.commit_extents(inode, transaction, inode.written())?;
         Ok(())
     }
+}
+
+/// What a step costs that may move half so many extents. No other step of a collapse or an insertion costs
+/// more.
+fn moving_cost(extents: usize) -> Cost {
+    Cost::new(2, 256).with_extents(extents + 4).critical()
 }
 
 /// The extents at other file blocks. Errors (kind `Corrupt`) if they have no place there: the operation was

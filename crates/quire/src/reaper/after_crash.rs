@@ -1,6 +1,11 @@
 //! What a crash left: orphans, for the reaper, and logged operations, which are finished before anybody else
 //! uses the volume.
 //!
+//! A full volume may lack the room to finish one. Snapshots have to go then, and for that the volume must be
+//! open. So the operation stays in the tree, for the next opening, and its file is kept from everybody until
+//! then: it may be half moved, and what was written to it now would be moved with the rest. No snapshot is
+//! taken meanwhile, since it would have the file so for ever.
+//!
 //! Neighbours: [`super::recovered`] is the list of orphans; [`crate::recovery`] calls this.
 
 use crate::engine::Engine;
@@ -8,9 +13,9 @@ use crate::inode::Inode;
 use crate::store::orphan_slots::OrphanState;
 use crate::store::transaction::{Cost, Depends};
 use quire_base::sync::Arc;
-use quire_base::{ErrorKind, InodeNo, Result};
+use quire_base::{Error, ErrorKind, InodeNo, Result};
 use quire_format::key::Key;
-use quire_format::logged::LoggedOp;
+use quire_format::logged::{LoggedKind, LoggedOp};
 use std::ops::ControlFlow;
 
 impl Engine {
@@ -101,6 +106,7 @@ impl Engine {
             },
         )?;
         broken?;
+        let mut unfinished = Vec::new();
         for (id, mut operation) in pending {
             tracing::info!(?operation, "finishing an operation that a crash cut off");
             let inode = match self.inode(operation.inode) {
@@ -113,15 +119,82 @@ impl Engine {
                 }
                 Err(error) => return Err(error),
             };
-            match inode {
-                Some(inode) => self.run_logged(&inode, id, &mut operation)?,
-                None => {
-                    let mut transaction = self.store.begin(Cost::new(1, 0).critical())?;
-                    transaction.delete(Key::logged(id));
-                    transaction.commit(Depends::Nothing)?;
+            let Some(inode) = inode else {
+                self.forget_logged(id)?;
+                continue;
+            };
+            match self.run_logged(&inode, id, &mut operation, None) {
+                Err(error) if error.kind() == ErrorKind::NoSpace => {
+                    tracing::warn!(
+                        %error,
+                        inode = %operation.inode,
+                        "no room to finish an operation that a crash cut off: its file cannot be used until \
+                         snapshots or files have been deleted and the volume is opened again"
+                    );
+                    let has_name = inode.meta().record.nlink > 0;
+                    drop(inode);
+                    if has_name {
+                        self.inodes.remove(operation.inode);
+                        unfinished.push(operation.inode);
+                    } else {
+                        // The reaper frees it, in whatever state.
+                        self.forget_logged(id)?;
+                    }
                 }
+                outcome => outcome?,
             }
         }
+        self.set_unfinished(unfinished);
         Ok(())
     }
+
+    fn forget_logged(&self, id: u64) -> Result<()> {
+        let mut transaction = self.store.begin(Cost::new(1, 0).critical())?;
+        transaction.delete(Key::logged(id));
+        transaction.commit(Depends::Nothing).map(drop)
+    }
+
+    /// Keeps everybody from files that are shown half moved, on a volume that is opened read-only. What else
+    /// may be half done shows nothing that was not the file's.
+    pub(crate) fn hide_half_moved(&self) -> Result<()> {
+        let mut unfinished = Vec::new();
+        self.store.tree.scan(Key::logged(0), Key::logged(u64::MAX), &mut |_, value| {
+            let moves = |kind| matches!(kind, LoggedKind::Collapse | LoggedKind::Insert);
+            let operation = LoggedOp::decode(value).ok().filter(|operation| moves(operation.kind));
+            unfinished.extend(operation.map(|operation| operation.inode));
+            ControlFlow::Continue(())
+        })?;
+        self.set_unfinished(unfinished);
+        Ok(())
+    }
+
+    fn set_unfinished(&self, inodes: Vec<InodeNo>) {
+        self.unfinished.set(inodes).expect("a volume is opened once");
+    }
+
+    /// Errors: `Busy` if an operation on the inode is not finished.
+    pub(crate) fn check_finished(&self, number: InodeNo) -> Result<()> {
+        match self.unfinished.get().is_some_and(|unfinished| unfinished.contains(&number)) {
+            true => Err(unfinished(number)),
+            false => Ok(()),
+        }
+    }
+
+    /// Errors: `Busy` if an operation on any inode is not finished.
+    pub(crate) fn check_all_finished(&self) -> Result<()> {
+        match self.unfinished.get().and_then(|unfinished| unfinished.first()) {
+            Some(number) => Err(unfinished(*number)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn unfinished(number: InodeNo) -> Error {
+    Error::new(
+        ErrorKind::Busy,
+        format!(
+            "inode {number} has an operation that a crash cut off, and the volume had no room to finish it: \
+             delete snapshots or files, then open the volume again"
+        ),
+    )
 }

@@ -13,7 +13,7 @@
 //! 5. Write what replay changed as a checkpoint of a new incarnation, publish it in one slot, then in the
 //!    other. Only now may the journal be appended to: records of an earlier incarnation can never again be
 //!    taken for live.
-//! 6. Finish logged operations; list orphans for the reaper ([`crate::reaper`]).
+//! 6. Finish logged operations, as far as there is room; list orphans for the reaper ([`crate::reaper`]).
 //!
 //! [`reshape`] takes part in step 5 if the volume is to get another shape, [`rolling_back`] if it is rolled
 //! back. The module `load` does steps 1 and 2.
@@ -56,17 +56,36 @@ pub(crate) fn open(
     options: VolumeOptions,
 ) -> Result<(Arc<Engine>, RecoveryReport)> {
     let (engine, report) = open_unfinished(backend, options)?;
-    if !engine.store.read_only {
-        engine.store.keep_standing_reserve()?;
-        engine.finish_logged_operations()?;
-        match engine.store.options.threads {
-            true if engine.store.snapshots.any_deleted() => engine.reaper.want_sweep(),
-            true => {}
-            false => engine.finish_snapshot_deletions()?,
+    if engine.store.read_only {
+        if engine.store.shows_half_an_operation() {
+            engine.hide_half_moved()?;
         }
-        engine.list_orphans()?;
+        return Ok((engine, report));
     }
+    engine.store.keep_standing_reserve()?;
+    engine.finish_logged_operations()?;
+    match engine.store.options.threads {
+        true if engine.store.snapshots.any_deleted() => engine.reaper.want_sweep(),
+        true => {}
+        false => engine.finish_snapshot_deletions().or_else(|error| match engine.store.failure() {
+            Some(failure) => Err(failure),
+            None => {
+                tracing::warn!(%error, "a snapshot could not be deleted yet; the next opening goes on");
+                Ok(())
+            }
+        })?,
+    }
+    engine.list_orphans()?;
     Ok((engine, report))
+}
+
+/// Finishes the logged operations of a volume, as far as there is room, and nothing else that a crash left.
+pub(crate) fn settle(backend: Arc<dyn Backend>, options: VolumeOptions) -> Result<()> {
+    let (engine, _) = open_unfinished(backend, options)?;
+    engine.store.keep_standing_reserve()?;
+    let settled = engine.finish_logged_operations().and_then(|()| engine.store.checkpoint_clean());
+    engine.inodes.clear();
+    settled
 }
 
 /// As [`open`], with orphans and logged operations left as they are.

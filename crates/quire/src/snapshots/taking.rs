@@ -114,6 +114,7 @@ impl Engine {
     }
 
     fn check_new_name(&self, name: &str) -> Result<()> {
+        self.check_all_finished()?;
         Snapshot::check_new_name(name)?;
         match table(&self.store.tree)?.into_iter().find(|(_, other)| other.name == name) {
             Some((_, taken)) => {

@@ -37,8 +37,8 @@ impl Volume {
     /// on. The snapshot has what all changes made that had returned before, and is durable.
     ///
     /// Errors: `Exists` if there is one of that name; `Invalid` if none can have it; `Busy` if the volume is
-    /// frozen; `NoSpace`; `ReadOnly` and `Shutdown` as for changes; those of the device. There is no snapshot
-    /// then.
+    /// frozen, or has an operation that a crash cut off and the opening had no room to finish; `NoSpace`;
+    /// `ReadOnly` and `Shutdown` as for changes; those of the device. There is no snapshot then.
     ///
     /// ```
     /// # use quire::{FormatOptions, VolumeOptions, backend::MemoryBackend};

@@ -11,9 +11,14 @@
 //! from what is kept ([`Store::promised_chunk`]). The chunk is a *debt*: promises that fall due pay it
 //! before anything goes back to the allocator, and each checkpoint tries to pay the rest from free space.
 //!
-//! Both kinds of promises lie in accounts ([`quire_alloc::SpaceAccount`]): that of the inode ([`Delayed`])
-//! has space for its data, that of the store has what is kept for the pool. Data has its promise from the
-//! write to the writeback; a transaction reserves only when the data has been written
+//! A long operation that must not stop halfway keeps blocks for all its steps, from before the first
+//! ([`Store::keep_pool_room`]). Nobody borrows from these: the operation alone makes the pool larger with
+//! them, before each step and by no more than the step needs ([`Store::grow_pool_from`]). What the pool has,
+//! others may use up.
+//!
+//! The promises of the first two kinds lie in accounts ([`quire_alloc::SpaceAccount`]): that of the inode
+//! ([`Delayed`]) has space for its data, that of the store has what is kept for the pool. Data has its
+//! promise from the write to the writeback; a transaction reserves only when the data has been written
 //! ([`super::reservation`]). Shared line: the pool's account, one word, written once in 32 blocks of a file
 //! that become dirty without a home.
 //!
@@ -24,6 +29,7 @@
 //! [`super::checkpoint`] pays; [`super::pool_shrink`] gives back what the pool does not need any more.
 
 use super::Store;
+use super::transaction::{Cost, PROMISED_CHUNK};
 use quire_alloc::{Allocator, SpaceAccount, SpaceReservation};
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::{ErrorKind, Result};
@@ -35,6 +41,10 @@ const BLOCKS_PER_PROMISE: u64 = 32;
 /// The standing reserve, in blocks and as a part of the volume.
 const STANDING_MAX: u64 = 1024;
 const STANDING_PART: u64 = 32;
+
+/// The pool lists its chunks, and three checkpoints have such lists, in two copies. Where free space is
+/// scattered, and each chunk is one block, the lists take this part of what the chunks have.
+const CHUNK_LIST_PART: u64 = 4;
 
 /// Chunks that are added to make checkpoints rarer, in blocks, and the part of the volume that they may take
 /// beside what the tree has.
@@ -207,16 +217,46 @@ impl Store {
         drop(delayed.take(&self.alloc, delayed.space.due()));
     }
 
+    /// Keeps blocks back with which the pool can grow by `nodes` nodes, however scattered free space is.
+    ///
+    /// Errors: `NoSpace`.
+    pub(crate) fn keep_pool_room(&self, nodes: u64) -> Result<SpaceReservation<'_>> {
+        // What is owed of the standing reserve comes first.
+        self.pay_pool_debt();
+        let blocks = self.metadata_copies() * nodes;
+        self.alloc.reserve(blocks + blocks / CHUNK_LIST_PART)
+    }
+
+    /// Makes the pool larger from `room` until a transaction of `cost` fits, or nothing is left in it.
+    pub(crate) fn grow_pool_from<'a>(&'a self, room: &mut SpaceReservation<'a>, cost: Cost) -> Result<()> {
+        while !self.has_room(cost)
+            && let Some(run) = self.chunk_from(room, PROMISED_CHUNK)
+        {
+            let grown = self.grow_pool_by(run);
+            if !matches!(grown, Ok(true)) {
+                room.merge(self.alloc.cancel(&[run])?);
+            }
+            grown?;
+        }
+        Ok(())
+    }
+
     /// A run of at most `blocks` blocks for the metadata pool, from what is kept back.
     pub(crate) fn promised_chunk(&self, blocks: u64) -> Option<Run> {
         let mut reservation = self.pool_promise.borrow(&self.alloc, blocks);
-        let mut size = reservation.blocks();
+        let found = self.chunk_from(&mut reservation, blocks);
+        self.pool_promise.repay(&mut reservation);
+        found
+    }
+
+    /// A run of at most `blocks` blocks, out of a reservation: shorter where there is none of that length.
+    fn chunk_from(&self, reservation: &mut SpaceReservation<'_>, blocks: u64) -> Option<Run> {
+        let mut size = reservation.blocks().min(blocks);
         let mut found = None;
         while size > 0 && found.is_none() {
-            found = self.alloc.contiguous_from(&mut reservation, size, 1).ok();
+            found = self.alloc.contiguous_from(reservation, size, 1).ok();
             size /= 2;
         }
-        self.pool_promise.repay(&mut reservation);
         found
     }
 
@@ -230,7 +270,7 @@ impl Store {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::store::transaction::{Cost, Depends};
+    use crate::store::transaction::Depends;
     use crate::{FormatOptions, VolumeOptions};
     use quire_base::InodeNo;
     use quire_base::sync::Arc;

@@ -56,9 +56,11 @@ use quire_tree::{Class, Ticket};
 
 /// Extents that one transaction of a long operation changes at most.
 pub const EXTENTS_PER_TRANSACTION: usize = 64;
+/// And where there is hardly any room.
+pub(crate) const EXTENTS_LEAST: usize = 2;
 
 /// Blocks that a full volume's pool grows by, from what was kept back for it.
-const PROMISED_CHUNK: u64 = 64;
+pub(super) const PROMISED_CHUNK: u64 = 64;
 
 /// Payload bytes of a transaction that lets the pool grow.
 const POOL_GROW_BYTES: usize = 64;
@@ -232,6 +234,12 @@ impl Store {
         self.has_room_with(0, cost)
     }
 
+    /// The nodes of the pool's room that such a transaction needs free: it may change as many in each of two
+    /// dirty sets, add as many, and leave as many to snapshots.
+    pub(crate) fn room_for(&self, cost: Cost) -> u64 {
+        4 * self.amount(cost).nodes as u64
+    }
+
     fn has_room_with(&self, more: u64, cost: Cost) -> bool {
         let amount = self.amount(cost);
         self.tree.pool_has_room(more, amount.nodes, amount.class)
@@ -251,8 +259,7 @@ impl Store {
                 other => return other.map(|transaction| (transaction, extents)),
             }
         }
-        let few = EXTENTS_PER_TRANSACTION / 32;
-        self.begin(cost(few)).map(|transaction| (transaction, few))
+        self.begin(cost(EXTENTS_LEAST)).map(|transaction| (transaction, EXTENTS_LEAST))
     }
 
     fn make_room(&self, seen: u64) -> Result<()> {

@@ -31,6 +31,8 @@ mod forced_times;
 #[cfg(not(any(loom, shuttle)))]
 mod freeze;
 #[cfg(not(any(loom, shuttle)))]
+mod full_shifts;
+#[cfg(not(any(loom, shuttle)))]
 mod groups;
 #[cfg(not(any(loom, shuttle)))]
 mod groups_over_growth;

@@ -2,10 +2,15 @@
 //! test does.
 
 use quire::inodes::{Create, InodeRef};
-use quire::{Clock, FormatOptions, Timestamp, Volume, VolumeOptions};
+use quire::internals::repair::Session;
+use quire::{Clock, FormatOptions, InodeNo, Timestamp, Volume, VolumeOptions};
 use quire_base::BlockNo;
 use quire_device::simulated::Event;
 use quire_device::{Backend, IoClass, MemoryBackend, SimulatedBackend};
+use quire_format::extent::FILE_BLOCKS_MAX;
+use quire_format::inode::InodeRecord;
+use quire_format::key::Key;
+use quire_format::logged::{LoggedKind, LoggedOp};
 use std::sync::Arc;
 
 /// Bytes of a block.
@@ -67,4 +72,23 @@ fn reading_of(backend: &MemoryBackend) -> Vec<(u64, Vec<u8>)> {
         }
     }
     pieces
+}
+
+/// Logs an insertion of a block at the front of a file, on a volume that nobody has open: as a crash leaves
+/// it that comes before the first step.
+pub fn log_insertion(device: &Arc<MemoryBackend>, inode: InodeNo) {
+    let mut session = Session::open(device.clone()).unwrap();
+    let value = session.tree().get(Key::inode(inode)).unwrap().unwrap();
+    let record = InodeRecord::decode(&value).unwrap();
+    let operation = LoggedOp {
+        kind: LoggedKind::Insert,
+        inode,
+        generation: record.generation,
+        start: 0,
+        end: 1,
+        cursor: FILE_BLOCKS_MAX,
+        size: record.size + BLOCK as u64,
+    };
+    session.put(Key::logged(7), &operation.encode());
+    session.close().unwrap();
 }
