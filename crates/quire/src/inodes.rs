@@ -235,10 +235,10 @@ impl Inodes {
 
     /// As [`Inodes::write_at`] through the cache with [`IoFlags::KEEP_PRIVILEGES`], if it lies inside the
     /// file, over cached data that has its place on the device, and needs no waiting; else false, and nothing
-    /// has changed.
+    /// has changed. Of `flags` it heeds [`IoFlags::KEEP_WRITE_TIMES`].
     #[inline]
-    pub fn try_write_at(&self, inode: &InodeRef, data: &[u8], offset: u64) -> bool {
-        self.engine().try_write(inode, offset, data)
+    pub fn try_write_at(&self, inode: &InodeRef, data: &[u8], offset: u64, flags: IoFlags) -> bool {
+        self.engine().try_write(inode, offset, data, flags)
     }
 
     /// Appends; gives the offset that the data got, and the count.

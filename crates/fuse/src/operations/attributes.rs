@@ -5,7 +5,7 @@ use quire::inodes::{SetAttributes, SetTime};
 use quire_base::{Result, Timestamp};
 
 use super::data::LONG_CHANGE;
-use super::{Operations, snapshots};
+use super::{CacheMode, Operations, snapshots};
 
 /// Changes asked for by chmod, chown, truncate and utimes, in one request.
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,6 +53,13 @@ impl Operations {
                 resized?;
                 size = None;
             }
+        }
+        let mut change = *change;
+        if self.cache() == CacheMode::Writeback && size.is_some() && change.mtime.is_none() {
+            // The kernel shows the old times, and so a file that is cut to the size that it has keeps them.
+            let now = self.volume.inodes().metadata(&inode);
+            change.mtime = Some(SetTime::At(now.modified().into()));
+            change.ctime = Some(now.changed().into());
         }
         let set = SetAttributes {
             mode: change.mode.map(|mode| mode & 0o7777),

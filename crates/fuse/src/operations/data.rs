@@ -6,6 +6,7 @@
 use quire::SyncOptions;
 use quire::inodes::{CAPABILITIES, FallocateMode, InodeRef, IoFlags, SetAttributes, without_privileges};
 use quire_base::patience;
+use quire_base::sync::atomic::Ordering;
 use quire_base::{Error, ErrorKind, Result};
 
 use super::file_table::OpenFile;
@@ -20,6 +21,10 @@ const OPEN_FOR_EXECUTION: i32 = 0x20;
 pub const COPY_MAX: u64 = 64 << 20;
 /// Changes of a file's size or allocation beyond this many bytes may take long.
 pub(super) const LONG_CHANGE: u64 = 64 << 20;
+
+/// Why files with units are refused where the kernel keeps what is written.
+pub(super) const UNTORN_UNWRITTEN: &str =
+    "untorn files cannot be written with cache=writeback; mount with another cache";
 
 /// Bytes that a write which extends a file, or a copy, may have to be tried at once.
 const AT_ONCE_MAX: usize = 256 << 10;
@@ -107,9 +112,8 @@ impl Operations {
             && flags & libc::O_ACCMODE != libc::O_RDONLY
             && self.volume.inodes().properties(inode).untorn.is_some()
         {
-            let why = "untorn files cannot be written with cache=writeback; mount with another cache";
-            tracing::warn!("inode {}: {why}", inode.number());
-            return Err(Error::new(ErrorKind::Unsupported, why));
+            tracing::warn!("inode {}: {UNTORN_UNWRITTEN}", inode.number());
+            return Err(Error::new(ErrorKind::Unsupported, UNTORN_UNWRITTEN));
         }
         Ok(())
     }
@@ -217,7 +221,8 @@ impl Operations {
         if file.group.is_present() && !request.from_page_cache {
             return false;
         }
-        let done = self.volume.inodes().try_write_at(&file.inode, data, request.offset);
+        let done =
+            self.volume.inodes().try_write_at(&file.inode, data, request.offset, self.times_of_writes());
         if done {
             file.note_change();
         }
@@ -234,7 +239,7 @@ impl Operations {
         let file = self.files.get(request.handle)?;
         file.check_live()?;
         file.note_change();
-        let mut how = IoFlags::KEEP_PRIVILEGES;
+        let mut how = IoFlags::KEEP_PRIVILEGES | self.times_of_writes();
         if !request.from_page_cache {
             how.set(IoFlags::DIRECT, request.flags & libc::O_DIRECT != 0);
             how.set(IoFlags::DATASYNC, request.flags & libc::O_DSYNC != 0);
@@ -252,7 +257,25 @@ impl Operations {
         {
             how.insert(IoFlags::APPEND);
         }
-        self.volume.inodes().write_at(&file.inode, data, request.offset, how)
+        let written = self.volume.inodes().write_at(&file.inode, data, request.offset, how);
+        if request.from_page_cache
+            && let Err(error) = &written
+            && error.kind() != ErrorKind::WouldBlock
+            && !file.gave_up.swap(true, Ordering::Relaxed)
+        {
+            // The program wrote long ago, and may never hear of it.
+            tracing::warn!("inode {}: the kernel gives up what was written: {error}", file.inode.number());
+        }
+        written
+    }
+
+    /// Whether a write changes times here, or the kernel keeps them and sends them by themselves: its pages come
+    /// later than the writes.
+    fn times_of_writes(&self) -> IoFlags {
+        match self.cache {
+            CacheMode::Writeback => IoFlags::KEEP_WRITE_TIMES,
+            CacheMode::Engine | CacheMode::Kernel | CacheMode::Auto => IoFlags::empty(),
+        }
     }
 
     /// Takes away what a write ends. May be done again, if the write itself is put off.

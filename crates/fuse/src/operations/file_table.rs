@@ -20,6 +20,8 @@ pub struct OpenFile {
     pub inode: InodeRef,
     /// Something was written, or cut off, through it.
     changed: AtomicBool,
+    /// The log has been told that the kernel could not write pages back through it.
+    pub(super) gave_up: AtomicBool,
     /// Open for writing.
     pub writable: bool,
     /// What is written through it is durable when the call returns.
@@ -39,9 +41,20 @@ pub struct OpenFile {
 impl OpenFile {
     /// An open of `inode`.
     pub fn new(inode: InodeRef, writable: bool, uncached: bool, counted: Option<Counted>) -> OpenFile {
-        let changed = AtomicBool::new(false);
+        let (changed, gave_up) = (AtomicBool::new(false), AtomicBool::new(false));
         let (snapshot, group, leases) = (None, HandleGroup::default(), HandleLeases::default());
-        OpenFile { inode, changed, writable, synchronous: false, uncached, snapshot, group, leases, counted }
+        OpenFile {
+            inode,
+            changed,
+            gave_up,
+            writable,
+            synchronous: false,
+            uncached,
+            snapshot,
+            group,
+            leases,
+            counted,
+        }
     }
     /// An open of an inode in a snapshot.
     pub fn in_snapshot(inode: InodeRef, snapshot: Arc<Volume>, uncached: bool) -> OpenFile {

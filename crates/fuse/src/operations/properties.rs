@@ -71,7 +71,7 @@ fn file_user(status: &str) -> Option<u32> {
 
 /// Notes a change that was refused, and gives it back.
 pub fn refused(inode: &InodeRef, name: &[u8], value: &[u8], error: Error) -> Error {
-    if matches!(error.kind(), ErrorKind::Invalid | ErrorKind::NotPermitted) {
+    if matches!(error.kind(), ErrorKind::Invalid | ErrorKind::NotPermitted | ErrorKind::Unsupported) {
         tracing::warn!(
             "{inode:?}: {}={} was refused: {error}",
             name.escape_ascii(),

@@ -7,7 +7,9 @@
 use quire::inodes::{InodeRef, XattrFlags};
 use quire_base::{Error, ErrorKind, Result};
 
+use super::CacheMode;
 use super::Operations;
+use super::data::UNTORN_UNWRITTEN;
 use super::properties::{self, Asker};
 use super::snapshots::DIRECTORY;
 
@@ -63,7 +65,14 @@ impl Operations {
     ) -> Result<()> {
         let owner = self.volume.inodes().metadata(inode).uid();
         how.set(XattrFlags::KEEP_UNTORN, !properties::is_owner_or_root(inode, owner, asker));
-        let done = self.volume.inodes().set_xattr(inode, name, value, how);
+        let writes_on = self.cache() == CacheMode::Writeback && inode.kind().is_file();
+        let done = match name {
+            // A program that has it open would go on writing.
+            b"user.quire.untorn" if writes_on && value != b"off" => {
+                Err(Error::new(ErrorKind::Unsupported, UNTORN_UNWRITTEN))
+            }
+            _ => self.volume.inodes().set_xattr(inode, name, value, how),
+        };
         done.map_err(|error| properties::refused(inode, name, value, error))
     }
 

@@ -1,10 +1,12 @@
 //! Mounts on which the kernel keeps what programs write, and the sizes and times of files
 //! (`cache=writeback`).
 
+use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -13,7 +15,7 @@ use quire::backend::MemoryBackend;
 use quire::{FormatOptions, VolumeOptions};
 use quire_fuse::operations::ioctl::START;
 use quire_fuse::{CacheMode, ServeOptions, TransportChoice};
-use rustix::fs::{SeekFrom, XattrFlags};
+use rustix::fs::{FallocateFlags, SeekFrom, XattrFlags};
 
 use super::semantics::{Mounted, TRANSPORTS, code, create};
 
@@ -57,6 +59,54 @@ fn files_are_the_same_after_a_new_mount() {
         let after = [shown(&mounted.path("plain")), shown(&mounted.path("renamed"))];
         assert_eq!(after, before);
         assert_eq!(after[1].2, 123_456_789);
+    }
+}
+
+/// The kernel sends the times of a file with the first change of its name or attributes, and its pages later:
+/// these gave it the time of their arrival. And what was cut to the size that it had got a new time from the
+/// server, and none from the kernel.
+#[test]
+fn times_do_not_move_when_pages_arrive() {
+    for transport in TRANSPORTS {
+        let mount = mounts();
+        let Some(mounted) = mount(CacheMode::Writeback, transport) else { return };
+        let names = ["renamed", "linked", "named", "allocated", "direct", "cut"];
+        let files: Vec<File> = names.iter().map(|name| create(&mounted.path(name))).collect();
+        for (file, name) in files.iter().zip(names) {
+            file.write_all_at(b"content", 0).unwrap();
+            let path = mounted.path(name);
+            match name {
+                "renamed" => {
+                    fs::rename(&path, mounted.path("new")).and(fs::rename(mounted.path("new"), &path))
+                }
+                "linked" => fs::hard_link(&path, mounted.path("link")),
+                "named" => Ok(rustix::fs::setxattr(&path, c"user.x", b"y", XattrFlags::empty()).unwrap()),
+                "allocated" => Ok(rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, 9999).unwrap()),
+                "direct" => {
+                    let mut options = File::options();
+                    let direct = options.write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
+                    let memory = vec![1; 8192];
+                    let start = memory.as_ptr().align_offset(4096);
+                    direct.write_all_at(&memory[start..][..4096], 0)
+                }
+                _ => file.sync_all().and_then(|()| {
+                    std::thread::sleep(Duration::from_millis(20));
+                    let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+                    // SAFETY: the path ends with a zero byte.
+                    assert_eq!(unsafe { libc::truncate(path.as_ptr(), 7) }, 0);
+                    Ok(())
+                }),
+            }
+            .unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        drop(files);
+        let before = names.map(|name| shown(&mounted.path(name)));
+        drop(mounted);
+        let Some(mounted) = mount(CacheMode::Engine, transport) else { return };
+        for (name, before) in names.iter().zip(before) {
+            assert_eq!(shown(&mounted.path(name)), before, "{name}");
+        }
     }
 }
 
@@ -118,6 +168,11 @@ fn files_with_units_are_read_only() {
     assert_eq!(code(fs::write(directory.join("new"), "")), libc::EOPNOTSUPP);
     assert!(!directory.join("new").exists());
     assert_eq!(code(tempfile::tempfile_in(&directory)), libc::EOPNOTSUPP);
+    // A program that has a file open would go on writing.
+    let file = create(&mounted.path("plain"));
+    let set = |value: &[u8]| rustix::fs::fsetxattr(&file, c"user.quire.untorn", value, XattrFlags::empty());
+    assert_eq!(code(set(b"8k").map_err(Into::into)), libc::EOPNOTSUPP);
+    set(b"off").unwrap();
 }
 
 /// What is past the kernel's pages keeps its old time in the kernel.

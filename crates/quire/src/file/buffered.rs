@@ -164,7 +164,7 @@ impl Engine {
     /// A buffered write inside the end of file, over cached data that has its place on the device already;
     /// false where anything else would have to be done, and nothing has changed. Waits for nothing. The
     /// caller sees to set-id bits.
-    pub(crate) fn try_write(&self, inode: &InodeRef, offset: u64, data: &[u8]) -> bool {
+    pub(crate) fn try_write(&self, inode: &InodeRef, offset: u64, data: &[u8], flags: IoFlags) -> bool {
         // A write to a leased file may have to wait for the lease.
         if inode.kind != FileType::Regular || data.len() > BATCH_BYTES || inode.marks.now().is_leased() {
             return false;
@@ -174,7 +174,7 @@ impl Engine {
         // The size cannot shrink while the permit is held.
         let inside = offset.checked_add(data.len() as u64).is_some_and(|end| end <= inode.size());
         let done = inside && inode.mapping().try_write(offset, data);
-        if done {
+        if done && !flags.contains(IoFlags::KEEP_WRITE_TIMES) {
             inode.touch_written();
         }
         done
@@ -219,7 +219,7 @@ impl Engine {
                 write_batch(inode, room, offset, data).map(|written| (offset, written))
             }
         };
-        if result.is_ok() {
+        if result.is_ok() && !flags.contains(IoFlags::KEEP_WRITE_TIMES) {
             inode.touch_written();
         }
         result

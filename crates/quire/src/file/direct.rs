@@ -123,7 +123,7 @@ impl Engine {
         // Where an append goes is known for certain only under the size lock; if that is no block boundary
         // the cache takes it.
         if aligned(if append { 0 } else { offset }, data.len())
-            && let Some(written) = self.write_past_cache(inode, offset, data, append)?
+            && let Some(written) = self.write_past_cache(inode, offset, data, flags)?
         {
             return Ok(written);
         }
@@ -140,8 +140,9 @@ impl Engine {
         inode: &InodeRef,
         offset: u64,
         data: &[u8],
-        append: bool,
+        flags: IoFlags,
     ) -> Result<Option<(u64, usize)>> {
+        let append = flags.contains(IoFlags::APPEND);
         let mut bounce = self.bounce(data.as_ptr(), data.len())?;
         let _permit = inode.gate.enter(GateState::Direct);
         let extends = append || range_end(offset, data.len() as u64)? > inode.size();
@@ -185,7 +186,9 @@ impl Engine {
         }
         // Only now: a reader that sees the size sees all of it.
         inode.raise_size(at + done as u64);
-        inode.touch_written();
+        if !flags.contains(IoFlags::KEEP_WRITE_TIMES) {
+            inode.touch_written();
+        }
         Ok(Some((at, done)))
     }
 

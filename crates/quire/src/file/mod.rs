@@ -73,6 +73,8 @@ bitflags::bitflags! {
         const THROUGH = 64;
         /// The access time stays as it is (O_NOATIME).
         const KEEP_ACCESS_TIME = 128;
+        /// A write leaves the times as they are: for a front end whose kernel keeps times, and sets them.
+        const KEEP_WRITE_TIMES = 256;
     }
 }
 

@@ -20,20 +20,29 @@ fn cached_data_is_read_and_overwritten_at_once() {
     let file = OpenOptions::new().write(true).read(true).create(true).open(&volume, "file").unwrap();
     let inode = file.inode().clone();
     let mut seen = vec![0; 8192];
-    assert!(!volume.inodes().try_write_at(&inode, b"past the end", 0), "growth is not for writes at once");
+    assert!(
+        !volume.inodes().try_write_at(&inode, b"past the end", 0, IoFlags::empty()),
+        "growth is not for writes at once"
+    );
     assert_eq!(
         volume.inodes().try_read_at(&inode, &mut seen, 0, IoFlags::empty()),
         Some(0),
         "an empty file is known to be empty"
     );
     file.write_at(&[1; 16384], 0).unwrap();
-    assert!(volume.inodes().try_write_at(&inode, &[2; 20], 4090), "dirty blocks are where they are");
+    assert!(
+        volume.inodes().try_write_at(&inode, &[2; 20], 4090, IoFlags::empty()),
+        "dirty blocks are where they are"
+    );
     assert_eq!(volume.inodes().try_read_at(&inode, &mut seen[..20], 4090, IoFlags::empty()), Some(20));
     assert_eq!(seen[..20], [2; 20]);
     file.sync_all().unwrap();
-    assert!(volume.inodes().try_write_at(&inode, &[3; 8192], 8192), "clean blocks with a home");
-    assert!(!volume.inodes().try_write_at(&inode, &[4; 8], 16380), "across the end");
-    assert!(!volume.inodes().try_write_at(&inode, &[4; 8], u64::MAX - 3));
+    assert!(
+        volume.inodes().try_write_at(&inode, &[3; 8192], 8192, IoFlags::empty()),
+        "clean blocks with a home"
+    );
+    assert!(!volume.inodes().try_write_at(&inode, &[4; 8], 16380, IoFlags::empty()), "across the end");
+    assert!(!volume.inodes().try_write_at(&inode, &[4; 8], u64::MAX - 3, IoFlags::empty()));
     assert_eq!(
         volume.inodes().try_read_at(&inode, &mut seen, 12288, IoFlags::empty()),
         Some(4096),
@@ -42,13 +51,16 @@ fn cached_data_is_read_and_overwritten_at_once() {
     assert_eq!(seen[..4096], [3; 4096]);
     // A block without folio and home.
     file.set_len(1 << 20).unwrap();
-    assert!(!volume.inodes().try_write_at(&inode, &[5; 4096], 512 << 10), "a hole needs space first");
+    assert!(
+        !volume.inodes().try_write_at(&inode, &[5; 4096], 512 << 10, IoFlags::empty()),
+        "a hole needs space first"
+    );
     assert_eq!(volume.inodes().try_read_at(&inode, &mut seen, 512 << 10, IoFlags::empty()), None);
     file.read_exact_at(&mut seen, 512 << 10).unwrap();
     assert_eq!(seen, [0; 8192]);
     let root = volume.inodes().root();
     assert_eq!(volume.inodes().try_read_at(&root, &mut seen, 0, IoFlags::empty()), None);
-    assert!(!volume.inodes().try_write_at(&root, &[1], 0));
+    assert!(!volume.inodes().try_write_at(&root, &[1], 0, IoFlags::empty()));
     drop((file, inode, root));
     volume.close().unwrap();
 }
@@ -59,7 +71,7 @@ fn what_was_written_at_once_is_durable_like_all_else() {
     let file = OpenOptions::new().write(true).read(true).create(true).open(&volume, "file").unwrap();
     file.write_at(&[1; 65536], 0).unwrap();
     file.sync_all().unwrap();
-    assert!(volume.inodes().try_write_at(file.inode(), &[7; 4096], 4096));
+    assert!(volume.inodes().try_write_at(file.inode(), &[7; 4096], 4096, IoFlags::empty()));
     file.sync_data().unwrap();
     drop(file);
     volume.close().unwrap();
@@ -68,7 +80,10 @@ fn what_was_written_at_once_is_durable_like_all_else() {
     let mut block = vec![0; 4096];
     file.read_exact_at(&mut block, 4096).unwrap();
     assert_eq!(block, [7; 4096]);
-    assert!(!volume.inodes().try_write_at(file.inode(), &[9; 10], 0), "a read-only volume takes no changes");
+    assert!(
+        !volume.inodes().try_write_at(file.inode(), &[9; 10], 0, IoFlags::empty()),
+        "a read-only volume takes no changes"
+    );
     drop(file);
     volume.close().unwrap();
 }
@@ -266,7 +281,9 @@ fn nothing_is_torn_beside_waiting_writers() {
             scope.spawn(move || {
                 let data = vec![writer; PIECE];
                 while !stop.load(Ordering::Relaxed) {
-                    if writer % 2 == 0 && volume.inodes().try_write_at(file.inode(), &data, 0) {
+                    if writer % 2 == 0
+                        && volume.inodes().try_write_at(file.inode(), &data, 0, IoFlags::empty())
+                    {
                         at_once.fetch_add(1, Ordering::Relaxed);
                     } else {
                         volume.inodes().write_at(file.inode(), &data, 0, IoFlags::KEEP_PRIVILEGES).unwrap();

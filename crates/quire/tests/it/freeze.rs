@@ -139,13 +139,15 @@ fn a_tried_write_is_refused_at_once() {
     let (tell, told) = std::sync::mpsc::channel();
     let tried = {
         let (volume, inode) = (volume.clone(), inode.clone());
-        std::thread::spawn(move || tell.send(volume.inodes().try_write_at(&inode, &[2; 10], 0)))
+        std::thread::spawn(move || {
+            tell.send(volume.inodes().try_write_at(&inode, &[2; 10], 0, IoFlags::empty()))
+        })
     };
     let outcome = told.recv_timeout(Duration::from_secs(10));
     drop(frozen);
     tried.join().unwrap().unwrap();
     assert_eq!(outcome, Ok(false), "a tried write waits for the thaw, or changes a frozen volume");
-    assert!(volume.inodes().try_write_at(&inode, &[2; 10], 0));
+    assert!(volume.inodes().try_write_at(&inode, &[2; 10], 0, IoFlags::empty()));
     drop(inode);
     volume.close().unwrap();
 }

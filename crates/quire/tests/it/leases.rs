@@ -162,7 +162,7 @@ const MOVES: &[(&str, Operation, Operation)] = &[
             volume.take_snapshot("s").unwrap();
         },
         |volume, file| {
-            if !volume.inodes().try_write_at(file.inode(), &[9; 10], 0) {
+            if !volume.inodes().try_write_at(file.inode(), &[9; 10], 0, IoFlags::empty()) {
                 file.write_all_at(&[9; 10], 0).unwrap();
             }
         },
@@ -174,7 +174,7 @@ const MOVES: &[(&str, Operation, Operation)] = &[
             file.write_all_at(&[7; 10], 0).unwrap();
         },
         |volume, file| {
-            if !volume.inodes().try_write_at(file.inode(), &[9; 10], 0) {
+            if !volume.inodes().try_write_at(file.inode(), &[9; 10], 0, IoFlags::empty()) {
                 file.write_all_at(&[9; 10], 0).unwrap();
             }
         },
@@ -328,7 +328,10 @@ fn a_thread_that_may_not_wait_does_not() {
     assert_eq!(write().unwrap(), 1, "an overwrite in place waits for nobody");
     volume.take_snapshot("s").unwrap();
     refused(write().map(drop));
-    assert!(!volume.inodes().try_write_at(file.inode(), &[1], 0), "the other way finds out");
+    assert!(
+        !volume.inodes().try_write_at(file.inode(), &[1], 0, IoFlags::empty()),
+        "the other way finds out"
+    );
     drop(lease);
     file.set_len(0).unwrap();
 }

@@ -628,14 +628,17 @@ fn homes_are_asked_for_again_by_threads_that_may_wait() {
     let inode = file(&volume, "f");
     volume.inodes().write_at(&inode, &[1; BLOCK], 0, IoFlags::empty()).unwrap();
     assert!(
-        volume.inodes().try_write_at(&inode, &[2; BLOCK], 0),
+        volume.inodes().try_write_at(&inode, &[2; BLOCK], 0, IoFlags::empty()),
         "its home is not known yet, but it is dirty"
     );
     volume.sync().unwrap();
     volume.take_snapshot("s").unwrap();
-    assert!(!volume.inodes().try_write_at(&inode, &[3; BLOCK], 0), "written over the snapshot");
+    assert!(
+        !volume.inodes().try_write_at(&inode, &[3; BLOCK], 0, IoFlags::empty()),
+        "written over the snapshot"
+    );
     volume.inodes().write_at(&inode, &[3; BLOCK], 0, IoFlags::empty()).unwrap();
-    assert!(volume.inodes().try_write_at(&inode, &[4; BLOCK], 0));
+    assert!(volume.inodes().try_write_at(&inode, &[4; BLOCK], 0, IoFlags::empty()));
     drop(inode);
     volume.close().unwrap();
 }
