@@ -269,8 +269,8 @@ impl Operations {
         written
     }
 
-    /// Whether a write changes times here, or the kernel keeps them and sends them by themselves: its pages come
-    /// later than the writes.
+    /// Whether a write changes times here, or the kernel keeps them and sends them by themselves: its pages
+    /// come later than the writes.
     fn times_of_writes(&self) -> IoFlags {
         match self.cache {
             CacheMode::Writeback => IoFlags::KEEP_WRITE_TIMES,

@@ -77,27 +77,27 @@ fn times_do_not_move_when_pages_arrive() {
             let path = mounted.path(name);
             match name {
                 "renamed" => {
-                    fs::rename(&path, mounted.path("new")).and(fs::rename(mounted.path("new"), &path))
+                    fs::rename(&path, mounted.path("new")).unwrap();
+                    fs::rename(mounted.path("new"), &path).unwrap();
                 }
-                "linked" => fs::hard_link(&path, mounted.path("link")),
-                "named" => Ok(rustix::fs::setxattr(&path, c"user.x", b"y", XattrFlags::empty()).unwrap()),
-                "allocated" => Ok(rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, 9999).unwrap()),
+                "linked" => fs::hard_link(&path, mounted.path("link")).unwrap(),
+                "named" => rustix::fs::setxattr(&path, c"user.x", b"y", XattrFlags::empty()).unwrap(),
+                "allocated" => rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, 9999).unwrap(),
                 "direct" => {
                     let mut options = File::options();
                     let direct = options.write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
                     let memory = vec![1; 8192];
                     let start = memory.as_ptr().align_offset(4096);
-                    direct.write_all_at(&memory[start..][..4096], 0)
+                    direct.write_all_at(&memory[start..][..4096], 0).unwrap();
                 }
-                _ => file.sync_all().and_then(|()| {
+                _ => {
+                    file.sync_all().unwrap();
                     std::thread::sleep(Duration::from_millis(20));
                     let path = CString::new(path.as_os_str().as_bytes()).unwrap();
                     // SAFETY: the path ends with a zero byte.
                     assert_eq!(unsafe { libc::truncate(path.as_ptr(), 7) }, 0);
-                    Ok(())
-                }),
+                }
             }
-            .unwrap();
         }
         std::thread::sleep(Duration::from_millis(50));
         drop(files);

@@ -57,10 +57,10 @@ fn check(volume: &Volume, by: u64) {
     }
 }
 
-/// An insertion changes every leaf of a file's extents, and a snapshot keeps each as it was. The operation was
-/// logged with room for its first step. On a full volume the pool found no room for the others: the volume
-/// shut down for all files, and could then be opened neither for writing, which would have been needed to
-/// delete a snapshot, nor for reading. A collapse did the same.
+/// An insertion changes every leaf of a file's extents, and a snapshot keeps each as it was. The operation
+/// was logged with room for its first step. On a full volume the pool found no room for the others: the
+/// volume shut down for all files, and could then be opened neither for writing, which would have been needed
+/// to delete a snapshot, nor for reading. A collapse did the same.
 #[test]
 fn what_has_no_room_to_end_does_not_begin() {
     for mode in [FallocateMode::Insert, FallocateMode::Collapse] {
