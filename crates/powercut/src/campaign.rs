@@ -9,7 +9,7 @@
 
 use crate::backend::Honesty;
 use crate::failure::{Failure, Outcome};
-use crate::machine::{Cut, Machine};
+use crate::machine::{Cut, Machine, Wants};
 use quire_base::random::Random;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,6 +48,10 @@ pub trait Program {
     /// Pages that were found torn so far; see [`crate::pages`].
     fn torn_pages(&self) -> u64 {
         0
+    }
+    /// Whether its files are untorn: then the kernel may not keep what it writes.
+    fn has_units(&self) -> bool {
+        false
     }
 }
 
@@ -109,7 +113,8 @@ impl Report {
 /// Runs a program's campaign. `stop` ends it soon.
 pub fn run(program: &mut dyn Program, options: &Options, stop: &AtomicBool) -> Report {
     let mut report = Report { name: program.name(), ..Report::default() };
-    let machine = Machine::new(&options.parent, &options.executable, program.volume_bytes(), options.honesty);
+    let wants = Wants { bytes: program.volume_bytes(), units: program.has_units() };
+    let machine = Machine::new(&options.parent, &options.executable, wants, options.honesty);
     let mut machine = match machine {
         Ok(machine) => machine,
         Err(failure) => {

@@ -30,8 +30,18 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(120);
 /// How long an orderly end may take.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(60);
 
+/// What a program wants of its volume and mount.
+#[derive(Clone, Copy, Debug)]
+pub struct Wants {
+    /// Size of the volume.
+    pub bytes: u64,
+    /// Untorn files, which cannot be written where the kernel keeps what is written.
+    pub units: bool,
+}
+
 /// See the module's documentation.
 pub struct Machine {
+    wants: Wants,
     folder: Option<tempfile::TempDir>,
     path: PathBuf,
     /// The program with the subcommand `serve`.
@@ -69,17 +79,17 @@ pub struct Cut {
 
 impl Machine {
     /// A new volume of `bytes` in a new folder below `parent`; not started.
-    pub fn new(parent: &Path, program: &Path, bytes: u64, honesty: Honesty) -> Outcome<Machine> {
+    pub fn new(parent: &Path, program: &Path, wants: Wants, honesty: Honesty) -> Outcome<Machine> {
         let trouble = |error: std::io::Error| Failure::trouble("making the machine's folder", error);
         let folder = tempfile::Builder::new().prefix("powercut-").tempdir_in(parent).map_err(trouble)?;
         let path = folder.path().canonicalize().map_err(trouble)?;
         // The database's user passes through.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).map_err(trouble)?;
         let machine =
-            Machine { folder: Some(folder), path, program: program.to_owned(), honesty, server: None };
+            Machine { folder: Some(folder), path, program: program.to_owned(), wants, honesty, server: None };
         std::fs::create_dir(machine.mountpoint()).map_err(trouble)?;
         std::fs::write(machine.power(), "0").map_err(trouble)?;
-        let options = FormatOptions::new().size(bytes);
+        let options = FormatOptions::new().size(wants.bytes);
         options.format(machine.image()).map_err(|error| Failure::trouble("making the volume", error))?;
         Ok(machine)
     }
@@ -136,7 +146,8 @@ impl Machine {
             .stderr(log)
             .process_group(0);
         command.args(self.honesty.flag());
-        let cache = ["engine", "engine", "kernel", "writeback"][random.below(4) as usize];
+        let caches = ["engine", "engine", "kernel", "writeback"];
+        let cache = caches[random.below(if self.wants.units { 3 } else { 4 }) as usize];
         command.args(["--cache", cache]);
         let mut process = command.spawn().map_err(trouble)?;
         let (Some(orders), Some(answers)) = (process.stdin.take(), process.stdout.take()) else {

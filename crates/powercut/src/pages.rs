@@ -35,6 +35,11 @@ pub struct TornPages {
 }
 
 impl TornPages {
+    /// Whether the files have units.
+    pub fn are_prevented(&self) -> bool {
+        self.pages == Pages::Untorn
+    }
+
     /// None yet.
     pub fn new(pages: Pages) -> TornPages {
         TornPages { pages, total: 0 }

@@ -161,6 +161,10 @@ impl Program for MariaDb {
         self.ledger.lost()
     }
 
+    fn has_units(&self) -> bool {
+        self.torn_pages.are_prevented()
+    }
+
     fn torn_pages(&self) -> u64 {
         self.torn_pages.total()
     }
