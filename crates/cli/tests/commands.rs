@@ -333,6 +333,8 @@ fn an_unmount_tells_what_the_kernel_gave_up() {
     let said = ["mnt is unmounted, but not all", "the kernel gave pages up", "No space left"];
     expect(&call("umount mnt"), 32, &said);
     assert!(!common::is_mounted(&place.path("mnt")));
+    let log = std::fs::read_to_string(place.path("log")).unwrap();
+    assert_eq!(log.matches("the kernel gives up what was written").count(), 1, "{log}");
     expect(&call("fsck x.img"), 0, &[]);
     expect(&call("mount -o log=log,cache=writeback x.img mnt"), 0, &[]);
     std::fs::remove_file(place.path("mnt/file")).unwrap();

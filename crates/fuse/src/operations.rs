@@ -137,7 +137,7 @@ impl Operations {
         &self.volume
     }
 
-    /// Who caches file data.
+    /// The cache that holds file data.
     pub fn cache(&self) -> CacheMode {
         self.cache
     }

@@ -107,7 +107,7 @@ struct Serve {
     seed: u64,
     #[command(flatten)]
     lies: Lies,
-    /// Who caches file data
+    /// The cache of file data, as in `quire mount -o cache=`
     #[arg(long, default_value = "engine")]
     cache: CacheMode,
 }

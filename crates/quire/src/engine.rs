@@ -66,7 +66,7 @@ pub struct Engine {
     pub(crate) rename: Mutex<()>,
     /// What waits to be freed.
     pub(crate) reaper: Reaper,
-    /// Inodes with a logged operation that the opening could not finish. Nobody gets them
+    /// Inodes with a logged operation that the opening could not finish. Programs are refused them
     /// ([`crate::reaper`]).
     pub(crate) unfinished: OnceLock<Vec<InodeNo>>,
     /// Fsyncs that syncers work at.

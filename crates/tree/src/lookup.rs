@@ -233,30 +233,12 @@ impl Tree {
     /// where the next inner node begins.
     fn leaves_beside(&self, from: Key, to: Key) -> Result<(u64, Option<Key>)> {
         let probe = Probe::At(from);
-        let mut ticket = None;
-        loop {
-            let missing = {
-                let pin = pin();
-                match self.descend(&pin, &probe) {
-                    Ok((path, found)) => match path.last() {
-                        Some(step) if step.leads_to(found.node, &probe) => {
-                            let last = step.entries.find(&Probe::At(to));
-                            return Ok(((last + 1 - step.at) as u64, step.entries.range.high));
-                        }
-                        Some(_) => None,
-                        None => return Ok((1, None)),
-                    },
-                    Err(missing) => Some(missing),
-                }
-            };
-            match missing {
-                Some(missing) => {
-                    ticket.get_or_insert_with(|| self.ticket());
-                    self.load(missing)?;
-                }
-                None => self.overtaken(),
-            }
-        }
+        self.at_leaf(&probe, |path, found| {
+            let Some(step) = path.last() else { return Some((1, None)) };
+            let last = step.entries.find(&Probe::At(to));
+            let beside = ((last + 1 - step.at) as u64, step.entries.range.high);
+            step.leads_to(found.node, &probe).then_some(beside)
+        })
     }
 
     /// The highest key that is at most `key` and at least `floor`, with its value.
@@ -287,18 +269,27 @@ impl Tree {
 
     /// Runs `read` on the leaf of a probe, loading what is missing on the way.
     fn with_leaf<R>(&self, probe: &Probe, mut read: impl FnMut(&Leaf) -> R) -> Result<R> {
+        self.at_leaf(probe, |_, found| {
+            let leaf = found.latch.read();
+            found.has(&leaf, probe).then(|| read(&leaf))
+        })
+    }
+
+    /// Runs `look` where a descent ends, loading what is missing on the way. `None`: the tree has moved on.
+    fn at_leaf<R>(
+        &self,
+        probe: &Probe,
+        mut look: impl FnMut(&Path<'_>, &Found<'_>) -> Option<R>,
+    ) -> Result<R> {
         let mut ticket = None;
         loop {
             let missing = {
                 let pin = pin();
                 match self.descend(&pin, probe) {
-                    Ok((_, found)) => {
-                        let leaf = found.latch.read();
-                        if found.has(&leaf, probe) {
-                            return Ok(read(&leaf));
-                        }
-                        None
-                    }
+                    Ok((path, found)) => match look(&path, &found) {
+                        Some(seen) => return Ok(seen),
+                        None => None,
+                    },
                     Err(missing) => Some(missing),
                 }
             };

@@ -55,7 +55,7 @@ impl Operations {
             }
         }
         let mut change = *change;
-        if self.cache() == CacheMode::Writeback && size.is_some() && change.mtime.is_none() {
+        if self.cache == CacheMode::Writeback && size.is_some() && change.mtime.is_none() {
             // The kernel shows the old times, and so a file that is cut to the size that it has keeps them.
             let now = self.volume.inodes().metadata(&inode);
             change.mtime = Some(SetTime::At(now.modified().into()));

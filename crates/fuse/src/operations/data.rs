@@ -69,7 +69,8 @@ pub struct WriteRequest {
     pub offset: u64,
     /// Open flags of the file at the time of the call, with per-call sync flags folded in.
     pub flags: i32,
-    /// Pages of a shared mapping that the kernel writes back, not a program's call.
+    /// Pages that the kernel writes back, not a program's call: of a shared mapping, and with
+    /// `cache=writeback` all that programs wrote.
     pub from_page_cache: bool,
     /// Clear set-user-id and set-group-id bits, since the writer may not keep them.
     pub kill_set_id: bool,
@@ -122,10 +123,11 @@ impl Operations {
         self.check_units(&inode, flags)?;
         // While a program runs nobody can write to it; its pages may stay in the kernel from run to run.
         let execution = flags & OPEN_FOR_EXECUTION != 0 && flags & libc::O_ACCMODE == libc::O_RDONLY;
-        // Pages of the kernel's cache come back one by one, which would cut a unit.
+        // Pages of the kernel's cache come back one by one, which would cut a unit. A kernel that keeps times
+        // notes those of writes through its pages only.
         let properties = self.volume.inodes().properties(&inode);
-        let keeps_times = self.cache == CacheMode::Writeback;
-        let past_kernel = properties.cache_drop && !keeps_times || properties.untorn.is_some();
+        let drops = properties.cache_drop && self.cache != CacheMode::Writeback;
+        let past_kernel = drops || properties.untorn.is_some();
         let writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
         if flags & libc::O_ACCMODE == libc::O_RDWR {
             self.inodes.mark(inode.number().0, Mark::Storable);
@@ -269,8 +271,8 @@ impl Operations {
         written
     }
 
-    /// Whether a write changes times here, or the kernel keeps them and sends them by themselves: its pages
-    /// come later than the writes.
+    /// What a write does to times. With `cache=writeback` the kernel sends the times by themselves, and its
+    /// pages later than the program wrote them.
     fn times_of_writes(&self) -> IoFlags {
         match self.cache {
             CacheMode::Writeback => IoFlags::KEEP_WRITE_TIMES,

@@ -265,7 +265,7 @@ impl Operations {
                     Ok(inode) => inode,
                     // Removed since its name was read.
                     Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale) => continue,
-                    // Nobody gets it for now. Its name is there, as those of the others are.
+                    // An operation on it is not finished. Its name is listed, as all others are.
                     Err(error) if error.kind() == ErrorKind::Busy => {
                         if !take(name, None) {
                             return Ok(());

@@ -7,11 +7,10 @@
 use quire::inodes::{InodeRef, XattrFlags};
 use quire_base::{Error, ErrorKind, Result};
 
-use super::CacheMode;
-use super::Operations;
 use super::data::UNTORN_UNWRITTEN;
 use super::properties::{self, Asker};
 use super::snapshots::DIRECTORY;
+use super::{CacheMode, Operations};
 
 /// An answer to a request that may ask for the size only.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +64,7 @@ impl Operations {
     ) -> Result<()> {
         let owner = self.volume.inodes().metadata(inode).uid();
         how.set(XattrFlags::KEEP_UNTORN, !properties::is_owner_or_root(inode, owner, asker));
-        let writes_on = self.cache() == CacheMode::Writeback && inode.kind().is_file();
+        let writes_on = self.cache == CacheMode::Writeback && inode.kind().is_file();
         let done = match name {
             // A program that has it open would go on writing.
             b"user.quire.untorn" if writes_on && value != b"off" => {

@@ -221,7 +221,7 @@ pub const NOTIFY_INVAL_INODE: i32 = 2;
 /// As above: the kernel sends what it keeps of a file, in a request of the operation
 /// [`opcode::NOTIFY_REPLY`] with the `unique` that the notification asks for.
 pub const NOTIFY_RETRIEVE: i32 = 5;
-/// WRITE: pages of a mapping, written back by the kernel.
+/// WRITE: pages that the kernel writes back.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// WRITE: set-id bits go.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;

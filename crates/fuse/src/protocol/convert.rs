@@ -153,6 +153,7 @@ pub fn statfs_out(from: &Statfs) -> abi::StatfsOut {
 pub fn open_out(opened: Opened) -> abi::OpenOut {
     use abi::open_out::{DIRECT_IO, KEEP_CACHE, NOFLUSH, PARALLEL_DIRECT_WRITES};
     // Nothing is written at close, so the kernel need not ask; errors of writeback show at fsync, as in ext4.
+    // (A kernel that keeps what programs write takes no notice of that flag.)
     let common = KEEP_CACHE | NOFLUSH;
     let direct = if opened.direct { DIRECT_IO | PARALLEL_DIRECT_WRITES } else { 0 };
     abi::OpenOut { handle: opened.handle, open_flags: common | direct, backing: 0 }

@@ -347,7 +347,8 @@ fn perform(operations: &Operations, request: &Request, message: Message<'_>) -> 
         Operation::Fallocate(args) => operations
             .allocate(args.handle, args.offset, args.length, args.mode as i32)
             .map(|()| Answer::Nothing)?,
-        // Nobody here knows the size: the kernel takes all of a file for data, once it was refused.
+        // The kernel has the size, and data that the server has not. Once refused, it calls all of a file
+        // data.
         Operation::Lseek(_) if operations.cache() == CacheMode::Writeback => Answer::Refused(NOT_IMPLEMENTED),
         Operation::Lseek(args) => {
             Answer::Offset(operations.seek(args.handle, args.offset as i64, args.whence as i32)?)

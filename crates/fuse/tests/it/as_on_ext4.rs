@@ -8,7 +8,7 @@ use std::process::Command;
 
 use rustix::fs::SeekFrom;
 
-use crate::semantics::{Map, code, create, on_all, program_file, run_program};
+use crate::mounted::{Map, code, create, on_all, program_file, run_program};
 
 /// The kernel had stores to a mapping in its pages when it asked for holes, and their place was called one:
 /// `cp` lost them.

@@ -13,7 +13,7 @@ use quire_fuse::operations::ioctl::{
 };
 use rustix::fs::FallocateFlags;
 
-use super::semantics::{Map, Mounted, TRANSPORTS, code, create, on_all};
+use super::mounted::{Map, Mounted, TRANSPORTS, code, create, on_all};
 
 fn control(file: &File, command: u32) -> io::Result<()> {
     // SAFETY: the request carries no argument.

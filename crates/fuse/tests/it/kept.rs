@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use quire_fuse::{CacheMode, TransportChoice, meters};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps};
 
-use crate::semantics::{Map, Mounted, program_file, run_program};
+use crate::mounted::{Map, Mounted, program_file, run_program};
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 4;

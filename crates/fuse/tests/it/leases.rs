@@ -15,7 +15,7 @@ use quire_fuse::lease::{
 };
 use quire_fuse::{ServeOptions, TransportChoice};
 
-use super::semantics::{Mounted, TRANSPORTS};
+use super::mounted::{Mounted, TRANSPORTS};
 
 const BLOCK: usize = 4096;
 const LONG: Duration = Duration::from_secs(60);

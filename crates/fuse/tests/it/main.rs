@@ -5,6 +5,7 @@ mod callers;
 mod groups;
 mod kept;
 mod leases;
+mod mounted;
 mod properties;
 mod semantics;
 mod snapshots;

@@ -8,7 +8,7 @@ use std::process::Command;
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
-use crate::semantics::{as_nobody, on_all};
+use crate::mounted::{as_nobody, on_all};
 
 const UNTORN: &str = "user.quire.untorn";
 const CACHE: &str = "user.quire.cache";

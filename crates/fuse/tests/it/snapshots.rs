@@ -14,7 +14,7 @@ use quire::{ErrorKind, FormatOptions, Volume, VolumeOptions, take_snapshot_backe
 use quire_fuse::{CacheMode, ServeOptions, ShowSnapshots, TransportChoice};
 use rustix::fs::{SeekFrom, XattrFlags};
 
-use crate::semantics::{Map, Mounted, TRANSPORTS, code};
+use crate::mounted::{Map, Mounted, TRANSPORTS, code};
 
 fn made() -> Arc<MemoryBackend> {
     let backend = Arc::new(MemoryBackend::new(64 << 10));

@@ -17,7 +17,7 @@ use quire_fuse::operations::ioctl::START;
 use quire_fuse::{CacheMode, ServeOptions, TransportChoice};
 use rustix::fs::{FallocateFlags, SeekFrom, XattrFlags};
 
-use super::semantics::{Mounted, TRANSPORTS, code, create};
+use super::mounted::{Mounted, TRANSPORTS, code, create};
 
 /// A volume in memory, mounted again and again.
 fn mounts() -> impl Fn(CacheMode, TransportChoice) -> Option<Mounted> {
