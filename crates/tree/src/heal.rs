@@ -109,12 +109,20 @@ impl Tree {
     ) -> std::result::Result<Option<Place<'p>>, Missing> {
         let Missing { at: wanted, probe } = *node;
         let clock = self.tickets.clock();
+        let root = || -> &'p Node { self.root(&probe).node.read(pin) };
         let mut above = SmallVec::new();
-        let mut node: &Node = self.root(&probe).node.read(pin);
+        let mut node = root();
         while node.level > wanted.level {
             node.touch(clock);
             let Body::Inner(inner) = &node.body else { return Ok(None) };
             let entries = inner.entries(pin);
+            if !entries.range.covers(&probe) {
+                // A split has cut the node since its parent was read.
+                self.overtaken();
+                above.clear();
+                node = root();
+                continue;
+            }
             above.push(node);
             match &entries.children[entries.find(&probe)] {
                 Child::Resident(child) => node = child,

@@ -3,8 +3,9 @@
 //! A descent follows child pointers without a lock, latches the leaf, and then looks whether the leaf has
 //! what is looked for: whether it is part of the tree still, and responsible for the key. If not, the tree
 //! has changed on the way, and the descent starts again; each new start means that somebody else has finished
-//! a change. Where a descent meets a node that is not resident it stops, lets go of everything, loads the
-//! node and starts again.
+//! a change. Where a descent meets a node that is not resident it looks whether the node above has what is
+//! looked for. If so it lets go of everything, loads the node and starts again; if not it starts again at
+//! once.
 //!
 //! Invariants: a scan copies a leaf's entries under its latch and goes on at the key where that leaf's range
 //! ended; so it sees each leaf at one moment, and a key that exists throughout exactly once. Callbacks of
@@ -19,6 +20,7 @@ use quire_base::Result;
 use quire_base::sync::atomic::{Ordering, fence};
 use quire_base::sync::{RwLock, RwLockReadGuard, spin_loop};
 use quire_format::key::{Key, VALUE_MAX};
+use quire_format::node::NodeRef;
 use smallvec::SmallVec;
 use std::ops::ControlFlow;
 
@@ -61,6 +63,46 @@ impl Found<'_> {
     }
 }
 
+/// Where a descent ends.
+pub(crate) enum End<'p> {
+    Leaf(Found<'p>),
+    /// Above a node that is not resident.
+    OnDisk(NodeRef),
+    /// At an inner node that a split has cut since its parent was read. What it would lead to is another
+    /// key's node.
+    Moved,
+}
+
+/// One descent, and the inner nodes that it went through.
+#[inline]
+pub(crate) fn descend_from<'p>(
+    root: &'p Node,
+    pin: &'p Pin,
+    probe: &Probe,
+    clock: u64,
+) -> (Path<'p>, End<'p>) {
+    let mut path = Path::new();
+    let mut node = root;
+    loop {
+        node.touch(clock);
+        match &node.body {
+            Body::Leaf(latch) => return (path, End::Leaf(Found { node, latch })),
+            Body::Inner(inner) => {
+                let entries = inner.entries(pin);
+                let at = entries.find(probe);
+                path.push(Step { node, entries, at });
+                match &entries.children[at] {
+                    Child::Resident(child) => node = child,
+                    Child::OnDisk(at) if entries.range.covers(probe) => {
+                        return (path, End::OnDisk(*at));
+                    }
+                    Child::OnDisk(_) => return (path, End::Moved),
+                }
+            }
+        }
+    }
+}
+
 impl Tree {
     /// The leaf of a probe, without a path: the fast way of reading. None where a node on the way is not
     /// resident.
@@ -87,26 +129,16 @@ impl Tree {
         probe: &Probe,
     ) -> Result<(Path<'p>, Found<'p>), Missing> {
         let clock = self.tickets.clock();
-        let mut path = Path::new();
-        let mut node: &Node = self.root(probe).node.read(pin);
         loop {
-            node.touch(clock);
-            match &node.body {
-                Body::Leaf(latch) => return Ok((path, Found { node, latch })),
-                Body::Inner(inner) => {
-                    let entries = inner.entries(pin);
-                    let at = entries.find(probe);
-                    path.push(Step { node, entries, at });
-                    match &entries.children[at] {
-                        Child::Resident(child) => node = child,
-                        Child::OnDisk(at) => return Err(Missing { at: *at, probe: *probe }),
-                    }
-                }
+            match descend_from(self.root(probe).node.read(pin), pin, probe, clock) {
+                (path, End::Leaf(found)) => return Ok((path, found)),
+                (_, End::OnDisk(at)) => return Err(Missing { at, probe: *probe }),
+                (_, End::Moved) => self.overtaken(),
             }
         }
     }
 
-    /// A descent has ended at a leaf that lost what is looked for: before it starts again.
+    /// A descent has ended at a node that lost what is looked for: before it starts again.
     #[cold]
     pub(crate) fn overtaken(&self) {
         self.counters.restarts.add(1);
