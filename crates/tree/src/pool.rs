@@ -186,15 +186,17 @@ impl PoolState {
 
     /// Blocks that kept checkpoints need, and the newest one does not.
     pub fn only_kept_blocks(&self) -> u64 {
-        let count = |chunk: &Chunk| -> u64 {
-            chunk
-                .held
-                .iter()
-                .zip(&chunk.current)
-                .map(|(held, now)| u64::from((held & !now).count_ones()))
-                .sum()
-        };
-        self.chunks.iter().map(count).sum()
+        self.count_held(|held, now| held & !now)
+    }
+
+    /// Blocks that kept checkpoints need, and the newest one too.
+    pub(crate) fn shared_blocks(&self) -> u64 {
+        self.count_held(|held, now| held & now)
+    }
+
+    fn count_held(&self, of: fn(u64, u64) -> u64) -> u64 {
+        let words = self.chunks.iter().flat_map(|chunk| chunk.held.iter().zip(&chunk.current));
+        words.map(|(held, now)| u64::from(of(*held, *now).count_ones())).sum()
     }
 
     /// What the newest checkpoint needs, by chunk. No checkpoint is being written.

@@ -328,6 +328,12 @@ impl Tree {
         self.pool.lock().only_kept_blocks()
     }
 
+    /// Blocks of the pool that kept checkpoints and the newest one need: each change of what lies there needs
+    /// another block.
+    pub fn pool_shared_blocks(&self) -> u64 {
+        self.pool.lock().shared_blocks()
+    }
+
     /// Nodes that the tree has.
     pub fn nodes(&self) -> u64 {
         self.accounting.live()

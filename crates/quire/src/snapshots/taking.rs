@@ -10,9 +10,10 @@
 //! 3. Write back. Nothing is dirty then, nothing is written, and no reservation for data stands.
 //! 4. Keep the engine itself from freeing blocks ([`frees`](crate::store::Store::frees)): what is freed
 //!    between the checkpoint and the key's record would be given to others, though the snapshot has it.
-//! 5. Write a checkpoint with its homes, but for its superblock, and append the key's record. The record
-//!    depends on all that was written so far, so nothing is flushed while changes are kept back. A reader of
-//!    the snapshot replays no journal: homes must not come later than the key.
+//! 5. Write a checkpoint with its homes, but for its superblock. Keep room back for what the pool needs from
+//!    now on ([`crate::store::pool_promise`]), and append the key's record. The record depends on all that was
+//!    written so far, so nothing is flushed while changes are kept back. A reader of the snapshot replays no
+//!    journal: homes must not come later than the key.
 //! 6. Have the cache ask for homes again ([`quire_cache::Cache::forget_homes`]), and let changes go on.
 //! 7. Publish the checkpoint, and force the record. What goes on meanwhile spares the snapshot's blocks, and
 //!    its records lie behind the key's: a crash that loses the key loses them. A crash may also leave the key
@@ -143,9 +144,12 @@ impl Engine {
         (superblock.scrub, superblock.changed_uuid) = (None, [0; 16]);
         let snapshot = Snapshot { name: name.into(), created, deleting: None, superblock };
         self.store.tree.keep_newest(number, checkpoint)?;
-        transaction.put(Key::snapshot(number), &snapshot.encode());
-        change(number, &mut transaction);
-        match transaction.commit_alone(Depends::Written(self.store.device.mark())) {
+        let committed = self.store.keep_whole_reserve().and_then(|()| {
+            transaction.put(Key::snapshot(number), &snapshot.encode());
+            change(number, &mut transaction);
+            transaction.commit_alone(Depends::Written(self.store.device.mark()))
+        });
+        match committed {
             Ok(seq) => Ok((SnapshotInfo::of(number, &snapshot), seq)),
             Err(error) => {
                 self.store.tree.let_go(number, checkpoint + 1);

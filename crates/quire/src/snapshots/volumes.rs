@@ -56,7 +56,8 @@ impl Volume {
     /// # }
     /// ```
     pub fn take_snapshot(&self, name: &str) -> Result<SnapshotInfo> {
-        self.engine().take_snapshot(name)
+        let engine = self.engine();
+        engine.retry_without_space(|| engine.take_snapshot(name))
     }
 
     /// Deletes a snapshot, and returns when its space is free. Others that use the volume go on meanwhile.

@@ -227,7 +227,7 @@ impl Store {
         self.device.recorded().passed(older);
         self.tree.published(number);
         self.settle_frees(&journal);
-        self.pay_pool_debt();
+        self.checkpoint_counts_reserve()?;
         self.counters.checkpoints.add(1);
         self.room.notify();
         self.forced();

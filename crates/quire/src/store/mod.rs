@@ -107,7 +107,7 @@ pub(crate) struct Store {
     /// What is kept back for the metadata pool ([`pool_promise`]).
     pool_promise: SpaceAccount,
     /// The standing reserve that is kept in it.
-    standing: AtomicU64,
+    standing: Mutex<u64>,
     /// Threads that wait for journal bytes or tree nodes.
     pub(crate) room: RoomQueue,
     pub(crate) orphans: OrphanSlots,
@@ -189,7 +189,7 @@ impl Store {
             tree: parts.tree,
             alloc: parts.alloc,
             pool_promise: SpaceAccount::default(),
-            standing: AtomicU64::new(0),
+            standing: Mutex::new(0),
             room: RoomQueue::default(),
             orphans: parts.orphans,
             snapshots: parts.snapshots,

@@ -11,6 +11,12 @@
 //! from what is kept ([`Store::promised_chunk`]). The chunk is a *debt*: promises that fall due pay it
 //! before anything goes back to the allocator, and each checkpoint tries to pay the rest from free space.
 //!
+//! A node that a snapshot has, too, goes to another block with its first change, and the snapshot keeps the
+//! old one, so removals and writeback need more of the pool although the tree grows by nothing. The standing
+//! reserve therefore has another block for every block that the newest checkpoint shares with a kept one, and
+//! room for the keys of dead blocks. A snapshot that cannot have that is refused. Each checkpoint counts
+//! anew: what has been changed since is shared no longer.
+//!
 //! A long operation that must not stop halfway keeps blocks for all its steps, from before the first
 //! ([`Store::keep_pool_room`]). Nobody borrows from these: the operation alone makes the pool larger with
 //! them, before each step and by no more than the step needs ([`Store::grow_pool_from`]). What the pool has,
@@ -32,8 +38,9 @@ use super::Store;
 use super::transaction::{Cost, PROMISED_CHUNK};
 use quire_alloc::{Allocator, SpaceAccount, SpaceReservation};
 use quire_base::sync::atomic::{AtomicU64, Ordering};
-use quire_base::{ErrorKind, Result};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result, size};
 use quire_format::extent::Run;
+use quire_format::region::REGION_BLOCKS;
 use quire_format::superblock::Superblock;
 
 /// Delayed blocks for which one block is kept back.
@@ -41,6 +48,12 @@ const BLOCKS_PER_PROMISE: u64 = 32;
 /// The standing reserve, in blocks and as a part of the volume.
 const STANDING_MAX: u64 = 1024;
 const STANDING_PART: u64 = 32;
+/// Blocks that are kept back for snapshots at most. It bounds what may be owed, where a full volume has
+/// snapshots already.
+const SNAPSHOTS_MAX: u64 = 1 << 22;
+
+/// Keys of regions with dead blocks that a leaf has at least.
+const DEAD_KEYS_PER_LEAF: u64 = 3;
 
 /// The pool lists its chunks, and three checkpoints have such lists, in two copies. Where free space is
 /// scattered, and each chunk is one block, the lists take this part of what the chunks have.
@@ -129,18 +142,68 @@ impl Store {
         growth(self.metadata_copies(), delayed, more)
     }
 
-    /// Keeps the standing reserve of the volume as it is now back, as far as there is space. What cannot be
-    /// had is owed, and paid when there is.
+    /// The standing reserve for the volume as it is now, with what its snapshots may come to need.
+    fn wanted_reserve(&self) -> u64 {
+        let superblock = self.superblock_now();
+        let regions = superblock.block_count.div_ceil(REGION_BLOCKS);
+        let for_snapshots = match self.tree.pool_shared_blocks() {
+            0 => 0,
+            shared => shared + self.metadata_copies() * regions.div_ceil(DEAD_KEYS_PER_LEAF),
+        };
+        standing_reserve(&superblock) + for_snapshots.min(SNAPSHOTS_MAX)
+    }
+
+    /// Keeps the standing reserve back, as far as there is space. What cannot be had is owed, and paid when
+    /// there is.
     pub(crate) fn keep_standing_reserve(&self) -> Result<()> {
-        let wanted = standing_reserve(&self.superblock_now());
-        let more = wanted.saturating_sub(self.standing.fetch_max(wanted, Ordering::AcqRel));
+        let mut standing = self.standing.lock();
+        let wanted = self.wanted_reserve();
+        let more = wanted.saturating_sub(*standing);
         self.pool_promise.put_on_credit(self.alloc.reserve_between(0, more)?, more);
+        drop(self.pool_promise.take(&self.alloc, standing.saturating_sub(wanted)));
+        *standing = wanted;
+        Ok(())
+    }
+
+    /// As [`Store::keep_standing_reserve`], but all of it.
+    ///
+    /// Errors: `NoSpace`; nothing has changed then.
+    pub(crate) fn keep_whole_reserve(&self) -> Result<()> {
+        let mut standing = self.standing.lock();
+        let wanted = self.wanted_reserve();
+        let more = wanted.saturating_sub(*standing);
+        let lacks = more + self.pool_promise.owed();
+        let Ok(mut room) = self.alloc.reserve(lacks) else {
+            let show = |blocks: u64| size::show(blocks * BLOCK_SIZE as u64);
+            return Err(Error::new(
+                ErrorKind::NoSpace,
+                format!(
+                    "a snapshot needs {} of free space for metadata that changes behind it, {} are free: delete \
+                     files or snapshots, or enlarge the volume",
+                    show(lacks),
+                    show(self.alloc.free_blocks())
+                ),
+            ));
+        };
+        self.pool_promise.put(room.split(more));
+        self.pool_promise.repay(&mut room);
+        *standing += more;
         Ok(())
     }
 
     /// Gives the standing reserve back.
     pub(crate) fn end_standing_reserve(&self) {
-        drop(self.pool_promise.take(&self.alloc, self.standing.swap(0, Ordering::AcqRel)));
+        drop(self.pool_promise.take(&self.alloc, std::mem::take(&mut *self.standing.lock())));
+    }
+
+    /// After a checkpoint: counts the standing reserve anew, if it is kept yet, and pays what is owed, as far
+    /// as there is space.
+    pub(super) fn checkpoint_counts_reserve(&self) -> Result<()> {
+        if *self.standing.lock() > 0 {
+            self.keep_standing_reserve()?;
+        }
+        self.pay_pool_debt();
+        Ok(())
     }
 
     /// Whether blocks are promised to data that has no home yet.

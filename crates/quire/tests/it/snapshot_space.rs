@@ -143,6 +143,62 @@ fn a_volume_that_snapshots_fill() {
     volume.close().unwrap();
 }
 
+/// Each leaf of the tree that a snapshot has goes elsewhere with its first change, and the snapshot keeps the
+/// old one. Nothing was kept back for that: on a full volume removals used up what the pool was promised for
+/// dirty data, and were refused then; neither could these data be written back nor a snapshot be deleted.
+#[test]
+fn removals_leave_room_for_what_was_written_and_for_deletions() {
+    const FILES: usize = 60_000;
+    let backend = made(256);
+    // With few dirty nodes, the pool has little room beside what the tree needs.
+    let options = VolumeOptions::new().cache_bytes(16 * MIB).node_cache_bytes(4 * MIB);
+    let volume = options.open_backend(backend.clone()).unwrap();
+    let name = |file: usize| format!("{file:0200}");
+    for file in 0..FILES {
+        volume.create_file(name(file)).unwrap();
+    }
+    volume.sync().unwrap();
+    let filler = quire::OpenOptions::new().append(true).create(true).open(&volume, "filler").unwrap();
+    let fill = |spared: u64| {
+        while volume.statfs().available > spared
+            && filler.append(&bytes(1, 8)).and_then(|_| filler.sync_data()).is_ok()
+        {}
+    };
+    fill(20_000);
+    let data = quire::OpenOptions::new().read(true).write(true).create(true).open(&volume, "data").unwrap();
+    let (mut snapshots, mut accepted) = (0, 0);
+    let refused = loop {
+        match volume.take_snapshot(&snapshots.to_string()) {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+        fill(50);
+        while data.write_all_at(&bytes(accepted, 1), (accepted * 2 * BLOCK) as u64).is_ok() {
+            accepted += 1;
+        }
+        for file in (snapshots..FILES).step_by(10) {
+            volume.remove_file(name(file)).unwrap();
+        }
+        volume.drain_orphans();
+        snapshots += 1;
+        assert!(snapshots < 10, "each takes the space of all metadata");
+    };
+    assert!(refused.kind() == ErrorKind::NoSpace && snapshots > 0, "{refused}");
+    data.sync_data().unwrap();
+    for block in 0..accepted {
+        let mut read = vec![0; BLOCK];
+        data.read_exact_at(&mut read, (block * 2 * BLOCK) as u64).unwrap();
+        assert!(read == bytes(block, 1), "block {block}");
+    }
+    drop((data, filler));
+    (0..snapshots).for_each(|number| volume.delete_snapshot(&number.to_string()).unwrap());
+    volume.remove_file("filler").unwrap();
+    volume.sync().unwrap();
+    volume.drain_orphans();
+    volume.take_snapshot("again").unwrap();
+    volume.close().unwrap();
+}
+
 /// Two checkpoints after the deletion of a snapshot, what it alone had of the metadata pool is room again. A
 /// transaction that found the pool full wrote none for that: where files had the rest of the volume, it was
 /// refused although there was room.
@@ -151,7 +207,6 @@ fn a_deletion_makes_room_for_metadata_beside_full_files() {
     let backend = made(256);
     let options = VolumeOptions::new().cache_bytes(16 * MIB).threads(false);
     let volume = options.open_backend(backend).unwrap();
-    // In two copies two fifths of the pool: what all of it changes to does not fit beside what it was.
     let mut files = Vec::new();
     while 5 * volume.metrics()["tree_nodes"] < volume.metrics()["tree_pool_blocks"] {
         let file = volume.create_file(format!("{}", files.len())).unwrap();
@@ -159,13 +214,20 @@ fn a_deletion_makes_room_for_metadata_beside_full_files() {
         files.push(file);
         volume.background_step().unwrap();
     }
-    let filler = volume.create_file("filler").unwrap();
-    for blocks in [256, 16, 1] {
-        while filler.append(&bytes(1, blocks)).and_then(|_| filler.sync_data()).is_ok() {}
-    }
     volume.take_snapshot("kept").unwrap();
-    let mut changes = files.iter().cycle().zip(1u64..).take(20 * files.len());
-    let full = changes.find_map(|(file, n)| file.set_xattr("user.x", [n as u8; 1000]).err());
+    let filler = volume.create_file("filler").unwrap();
+    let fill = || {
+        for blocks in [256, 16, 1] {
+            while filler.append(&bytes(1, blocks)).and_then(|_| filler.sync_data()).is_ok() {}
+        }
+    };
+    fill();
+    // There is room for it all, and no longer when it has been done.
+    files.iter().for_each(|file| file.set_xattr("user.x", [1; 1000]).unwrap());
+    volume.sync().unwrap();
+    fill();
+    let mut more = files.iter().cycle().zip(1u64..).take(20 * files.len());
+    let full = more.find_map(|(file, n)| file.set_xattr(format!("user.{n}"), [n as u8; 1000]).err());
     assert_eq!(full.expect("the pool is full at last").kind(), ErrorKind::NoSpace);
     // Needs more room than the deletion itself may have got by a chunk that was kept back.
     let large = || files[0].set_xattr("user.large", [1; 15_000]);
