@@ -270,7 +270,7 @@ impl Engine {
             return Ok(());
         }
         let transaction = self.store.begin(written_cost(runs.len()))?;
-        self.store.tree.prepare(&ticket, &keys_of_homes(inode, disk_runs(runs)))?;
+        self.load_homes(&ticket, inode, &(start..end), &homes, disk_runs(runs))?;
         self.journal_homes(inode, placement, grown, transaction)
     }
 
@@ -282,7 +282,22 @@ impl Engine {
         blocks: Range<u64>,
         homes: impl Iterator<Item = DiskRun>,
     ) -> Result<()> {
-        extents_around(inode, &blocks)?;
+        let before = extents_around(inode, &blocks)?;
+        self.load_homes(ticket, inode, &blocks, &before, homes)
+    }
+
+    /// Loads the rest of that: the maps of space where the homes are, and where the blocks were that move.
+    fn load_homes(
+        &self,
+        ticket: &Ticket<'_>,
+        inode: &Inode,
+        blocks: &Range<u64>,
+        before: &[Extent],
+        homes: impl Iterator<Item = DiskRun>,
+    ) -> Result<()> {
+        let moving = before.iter().filter(|extent| self.store.snapshots.moves(extent));
+        let moving = moving.filter_map(|extent| extent.clip(blocks.start, blocks.end));
+        self.store.load_freed(ticket, moving.map(|extent| extent.run()))?;
         self.store.tree.prepare(ticket, &keys_of_homes(inode, homes))
     }
 

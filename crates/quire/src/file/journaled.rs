@@ -181,22 +181,24 @@ impl<'a> FileData<'a> {
 
     /// Loads what journaling the new homes reads and writes. It stays while the transaction lives.
     pub(crate) fn warm(&self, transaction: &Transaction<'_>) -> Result<()> {
+        let store = &self.engine.store;
         if self.freed().next().is_some() {
-            let runs: Vec<Run> = self.freed().map(Extent::run).collect();
             let keys = self.freed().map(|extent| Key::extent(self.inode.number, extent.file_block));
-            let keys: Vec<Key> = keys.chain(keys_of_homes(self.inode, runs.iter().copied())).collect();
-            self.engine.store.tree.prepare(transaction.ticket(), &keys)?;
-            self.engine.store.alloc.ensure_loaded(&runs)?;
+            transaction.warm(&keys.collect::<Vec<_>>())?;
+            store.load_freed(transaction.ticket(), self.freed().map(Extent::run))?;
         }
         let (Some(first), Some(last)) = (self.pieces.first(), self.pieces.last()) else {
-            return self.engine.store.tree.prepare(transaction.ticket(), &[Key::inode(self.inode.number)]);
+            return transaction.warm(&[Key::inode(self.inode.number)]);
         };
         if self.new_pieces() > 0 || self.resized.is_some() {
             let from = first.file_block.saturating_sub(1);
-            self.inode.read_extents(from, last.file_block + last.home.blocks + 1 - from, usize::MAX)?;
+            let found =
+                self.inode.read_extents(from, last.file_block + last.home.blocks + 1 - from, usize::MAX)?;
+            let moving = found.iter().filter(|extent| store.snapshots.moves(extent)).map(Extent::run);
+            store.load_freed(transaction.ticket(), moving)?;
         }
         let homes = self.pieces.iter().filter(|piece| piece.is_new).map(|piece| piece.home);
-        self.engine.store.tree.prepare(transaction.ticket(), &keys_of_homes(self.inode, homes))
+        transaction.warm(&keys_of_homes(self.inode, homes))
     }
 
     /// The extents around the new pieces as they are, and as they will be.

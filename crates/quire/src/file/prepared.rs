@@ -32,7 +32,6 @@ use quire_base::{BLOCK_SIZE, Result};
 use quire_cache::{WritebackHold, Zeroing};
 use quire_format::extent::FILE_BLOCKS_MAX;
 use quire_format::key::Key;
-use quire_format::region::split_by_region;
 use quire_tree::Ticket;
 use std::ops::Range;
 
@@ -118,12 +117,11 @@ impl Engine {
                 if part.file_end() < FILE_BLOCKS_MAX {
                     keys.push(Key::extent(inode.number, part.file_end()));
                 }
-                keys.extend(split_by_region(part.run()).map(|(region, ..)| Key::region(region)));
                 runs.push(part.run());
             }
         }
         self.store.tree.prepare(ticket, &keys)?;
-        self.store.alloc.ensure_loaded(&runs)?;
+        self.store.load_freed(ticket, runs.into_iter())?;
         Ok(inside > most)
     }
 }

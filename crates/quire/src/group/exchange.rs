@@ -285,7 +285,7 @@ impl Engine {
         })?;
         transaction.warm(&keys)?;
         let freed = plans.iter().flat_map(|plan| plan.replacement.removed.iter().map(Extent::run));
-        self.store.alloc.ensure_loaded(&freed.collect::<Vec<_>>())?;
+        self.store.load_freed(transaction.ticket(), freed)?;
         fresh.iter().zip(&holds).for_each(|(file, hold)| file.discard(hold));
         let exchanged = self.swap_extents(&mut fresh, plans, transaction).and_then(|(seq, logged)| {
             for (inode, id, operation) in logged {

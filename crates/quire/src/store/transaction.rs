@@ -262,6 +262,21 @@ impl Store {
         self.begin(cost(EXTENTS_LEAST)).map(|transaction| (transaction, EXTENTS_LEAST))
     }
 
+    /// Loads what freeing these runs reads and changes: maps of free space, and, where snapshots share blocks,
+    /// of dead ones. It stays while the ticket lives.
+    pub(crate) fn load_freed(&self, ticket: &Ticket<'_>, freed: impl Iterator<Item = Run>) -> Result<()> {
+        let freed: Vec<Run> = freed.collect();
+        let mut keys = Vec::new();
+        for (region, ..) in freed.iter().copied().flat_map(split_by_region) {
+            keys.push(Key::region(region));
+            if self.snapshots.any() {
+                keys.push(Key::dead(region));
+            }
+        }
+        self.tree.prepare(ticket, &keys)?;
+        self.alloc.ensure_loaded(&freed)
+    }
+
     fn make_room(&self, seen: u64) -> Result<()> {
         patience::check("a checkpoint")?;
         self.counters.checkpoint_waits.add(1);

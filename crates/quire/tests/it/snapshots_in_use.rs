@@ -642,3 +642,41 @@ fn homes_are_asked_for_again_by_threads_that_may_wait() {
     drop(inode);
     volume.close().unwrap();
 }
+
+/// The writeback of blocks that a snapshot shares read the map of dead blocks, and that of the space where
+/// they had been, only when it held the inode's lock: a debug build panics at that, and a thread that must not
+/// wait was refused.
+#[test]
+fn maps_of_space_are_read_before_the_lock() {
+    const REGIONS: u64 = 12;
+    const REGION_BYTES: u64 = 4096 * BLOCK as u64;
+    let backend = Arc::new(MemoryBackend::new(512 << 8));
+    FormatOptions::new().format_backend(backend.clone()).unwrap();
+    let volume = VolumeOptions::new().open_backend(backend.clone()).unwrap();
+    let file = volume.create_file("file").unwrap();
+    for region in 0..REGIONS {
+        file.write_all_at(&vec![region as u8; REGION_BYTES as usize], region * REGION_BYTES).unwrap();
+    }
+    file.sync_data().unwrap();
+    // Maps that fill leaves of their own.
+    for block in (0..REGIONS * 4096).step_by(2) {
+        file.punch_hole(block * BLOCK as u64, BLOCK as u64).unwrap();
+    }
+    volume.take_snapshot("s").unwrap();
+    drop(file);
+    volume.close().unwrap();
+    // So few nodes stay in memory that hardly any read is spared.
+    let volume = VolumeOptions::new().node_cache_bytes(0).open_backend(backend).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(&volume, "file").unwrap();
+    let mut random = Random::seeded(1);
+    for _ in 0..400 {
+        let block = 2 * random.below(REGIONS * 2048) + 1;
+        file.write_all_at(&[77; BLOCK], block * BLOCK as u64).unwrap();
+        file.sync_data().unwrap();
+    }
+    // The same where a truncate and a punch free them.
+    file.punch_hole(5 * REGION_BYTES, REGION_BYTES).unwrap();
+    file.set_len(REGION_BYTES).unwrap();
+    volume.sync().unwrap();
+    volume.close().unwrap();
+}
