@@ -35,6 +35,7 @@
 //! [`super::checkpoint`] pays; [`super::pool_shrink`] gives back what the pool does not need any more.
 
 use super::Store;
+use super::reservation::Turn;
 use super::transaction::{Cost, PROMISED_CHUNK};
 use quire_alloc::{Allocator, SpaceAccount, SpaceReservation};
 use quire_base::sync::atomic::{AtomicU64, Ordering};
@@ -245,8 +246,12 @@ impl Store {
             && self.tree.pool_blocks() + CHUNK_BLOCKS <= pool_max
             && self.alloc.free_blocks() > volume / 8
         {
-            let Ok(run) = self.alloc.contiguous(CHUNK_BLOCKS, 1) else { break };
-            match self.grow_pool_by(run) {
+            let run = match self.alloc.contiguous(CHUNK_BLOCKS, 1) {
+                Ok(run) => run,
+                Err(error) if error.kind() == ErrorKind::NoSpace => break,
+                Err(error) => return Err(error),
+            };
+            match self.grow_pool_by(run, Turn::Newcomer) {
                 Ok(true) => {}
                 Ok(false) => return self.alloc.cancel(&[run]).map(drop),
                 Err(error) => {
@@ -293,9 +298,9 @@ impl Store {
     /// Makes the pool larger from `room` until a transaction of `cost` fits, or nothing is left in it.
     pub(crate) fn grow_pool_from<'a>(&'a self, room: &mut SpaceReservation<'a>, cost: Cost) -> Result<()> {
         while !self.has_room(cost)
-            && let Some(run) = self.chunk_from(room, PROMISED_CHUNK)
+            && let Some(run) = self.chunk_from(room, PROMISED_CHUNK)?
         {
-            let grown = self.grow_pool_by(run);
+            let grown = self.grow_pool_by(run, Turn::Newcomer);
             if !matches!(grown, Ok(true)) {
                 room.merge(self.alloc.cancel(&[run])?);
             }
@@ -304,8 +309,16 @@ impl Store {
         Ok(())
     }
 
+    /// A run of at most `blocks` blocks for the metadata pool, where free space has no longer one.
+    pub(crate) fn scattered_chunk(&self, blocks: u64) -> Result<Option<Run>> {
+        match self.alloc.reserve_between(1, blocks) {
+            Ok(mut reservation) => self.chunk_from(&mut reservation, blocks),
+            Err(_) => Ok(None),
+        }
+    }
+
     /// A run of at most `blocks` blocks for the metadata pool, from what is kept back.
-    pub(crate) fn promised_chunk(&self, blocks: u64) -> Option<Run> {
+    pub(crate) fn promised_chunk(&self, blocks: u64) -> Result<Option<Run>> {
         let mut reservation = self.pool_promise.borrow(&self.alloc, blocks);
         let found = self.chunk_from(&mut reservation, blocks);
         self.pool_promise.repay(&mut reservation);
@@ -313,14 +326,16 @@ impl Store {
     }
 
     /// A run of at most `blocks` blocks, out of a reservation: shorter where there is none of that length.
-    fn chunk_from(&self, reservation: &mut SpaceReservation<'_>, blocks: u64) -> Option<Run> {
+    fn chunk_from(&self, reservation: &mut SpaceReservation<'_>, blocks: u64) -> Result<Option<Run>> {
         let mut size = reservation.blocks().min(blocks);
-        let mut found = None;
-        while size > 0 && found.is_none() {
-            found = self.alloc.contiguous_from(reservation, size, 1).ok();
-            size /= 2;
+        while size > 0 {
+            match self.alloc.contiguous_from(reservation, size, 1) {
+                Ok(run) => return Ok(Some(run)),
+                Err(error) if error.kind() == ErrorKind::NoSpace => size /= 2,
+                Err(error) => return Err(error),
+            }
         }
-        found
+        Ok(None)
     }
 
     /// Takes back a chunk that was not used after all.

@@ -283,36 +283,43 @@ impl Store {
         self.checkpoint_beyond(seen)
     }
 
-    /// Takes a chunk of data space for the metadata pool.
+    /// Takes a chunk of data space for the metadata pool: a large one, or what there is.
     fn grow_pool(&self, critical: bool) -> Result<()> {
         patience::check("a larger metadata pool")?;
         for blocks in [1024, 256, 64] {
-            let Ok(run) = self.alloc.contiguous(blocks, 1) else { continue };
-            return match self.grow_pool_by(run) {
-                Ok(true) => Ok(()),
-                Ok(false) => self.alloc.cancel(&[run]).map(drop),
-                Err(error) => self.alloc.cancel(&[run]).and(Err(error)),
-            };
+            match self.alloc.contiguous(blocks, 1) {
+                Ok(run) => return self.grow_pool_or(run, |run| self.alloc.cancel(&[run]).map(drop)),
+                Err(error) if error.kind() == ErrorKind::NoSpace => {}
+                Err(error) => return Err(error),
+            }
         }
         // Freed blocks may only wait for their transaction to become durable.
         if self.alloc.deferred_blocks() > 0 {
             return self.force_frees();
         }
-        if critical && let Some(run) = self.promised_chunk(PROMISED_CHUNK) {
-            return match self.grow_pool_by(run) {
-                Ok(true) => Ok(()),
-                Ok(false) => self.return_chunk(run),
-                Err(error) => self.return_chunk(run).and(Err(error)),
-            };
+        if let Some(run) = self.scattered_chunk(PROMISED_CHUNK)? {
+            return self.grow_pool_or(run, |run| self.alloc.cancel(&[run]).map(drop));
+        }
+        if critical && let Some(run) = self.promised_chunk(PROMISED_CHUNK)? {
+            return self.grow_pool_or(run, |run| self.return_chunk(run));
         }
         let what = if critical { "the metadata reserve is used up" } else { "no room for metadata" };
         Err(Error::new(ErrorKind::NoSpace, format!("{what}: delete files or enlarge the volume")))
     }
 
+    /// Makes the pool larger, or gives the chunk back.
+    fn grow_pool_or(&self, run: Run, give_back: impl FnOnce(Run) -> Result<()>) -> Result<()> {
+        match self.grow_pool_by(run, Turn::Mine) {
+            Ok(true) => Ok(()),
+            Ok(false) => give_back(run),
+            Err(error) => give_back(run).and(Err(error)),
+        }
+    }
+
     /// False if a checkpoint had to be written instead: the caller starts over.
-    pub(crate) fn grow_pool_by(&self, run: Run) -> Result<bool> {
+    pub(crate) fn grow_pool_by(&self, run: Run, turn: Turn) -> Result<bool> {
         let seen = self.checkpoint_number.load(Ordering::Acquire);
-        let reservation = match self.claim(self.pool_grow_amount(), Turn::Mine) {
+        let reservation = match self.claim(self.pool_grow_amount(), turn) {
             Ok(reservation) => reservation,
             Err(Shortage::Room) => {
                 self.make_room(seen)?;

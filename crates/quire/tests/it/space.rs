@@ -1,6 +1,6 @@
 //! Volumes that are full: what was accepted is written, and what is deleted comes back.
 
-use crate::common::{file, options};
+use crate::common::{BLOCK, file, options};
 use quire::inodes::{FallocateMode, IoFlags};
 use quire::{ErrorKind, FormatOptions, OpenOptions, Volume};
 use quire_base::BlockNo;
@@ -430,4 +430,27 @@ fn data_has_room_as_soon_as_many_empty_files_are_gone() {
     volume.write("large", &contents).unwrap();
     volume.sync().unwrap();
     assert_eq!(volume.read("large").unwrap(), contents);
+}
+
+/// A volume where every second small file had been deleted had no room for names and attributes, though half
+/// of it was free: the metadata pool took runs of 64 blocks or more.
+#[test]
+fn metadata_takes_scattered_space() {
+    let device = Arc::new(MemoryBackend::new(16 << 10));
+    FormatOptions::new().seed(1).metadata_copies(1).format_backend(device.clone()).unwrap();
+    let volume = options().open_backend(device).unwrap();
+    let mut files = 0;
+    while volume.write(format!("{files}"), [1; BLOCK]).and_then(|()| volume.sync()).is_ok() {
+        files += 1;
+    }
+    (0..files).step_by(2).for_each(|file| volume.remove_file(format!("{file}")).unwrap());
+    volume.sync().unwrap();
+    volume.drain_orphans();
+    let free = volume.statfs().available;
+    assert!(free > 4000, "{free} blocks are free");
+    for file in (1..files).step_by(2) {
+        volume.set_xattr(format!("{file}"), "user.x", [1; 1000]).unwrap();
+    }
+    assert!(volume.statfs().available < free - 1000, "they take space of files");
+    volume.close().unwrap();
 }
