@@ -51,7 +51,8 @@
 //! | Entry | the bucket of its name in its directory |
 //! | orphan slot or key | the inode's `meta` |
 //! | LoggedOp | the gate of its inode, exclusively (in recovery: there is only one thread) |
-//! | FreeSpace | nothing: changes of disjoint blocks commute, the leaf's latch suffices |
+//! | FreeSpace, Dead | nothing: changes of disjoint blocks commute, the leaf's latch suffices |
+//! | Snapshot, Receive | `Engine::frozen` while one is taken, `Engine::sweep` while one is deleted |
 //!
 //! Debug builds check a part of this. The guard of `meta` owns a [`quire_base::patience::Forbidden`]: a
 //! thread that holds one panics where it would read a leaf from the device, do other I/O, or wait for room or
