@@ -196,7 +196,8 @@ fn loom_a_split_of_an_inner_node_hides_no_resident_leaf() {
         let alone = vec![Child::Resident(lower.clone())];
         let mut above = Entries { range: Range::ALL, keys: vec![Key::MIN], children: alone };
         let upper = Node::inner(2, above.clone(), 1);
-        // Loom remembers one access of a cell. If the splitter read the entries, it would forget the descent's.
+        // Loom remembers one access of a cell. If the splitter read the entries, it would forget the
+        // descent's.
         let right = Node::inner(1, left.split_off(1), 1);
         above.insert(1, key(2), Child::Resident(right));
         let other = upper.clone();

@@ -91,7 +91,8 @@ impl<T: Send + Sync + 'static> Drop for Published<T> {
 
 /// Epochs of crossbeam's, one collector for each shard of threads. A collector's readers look at each other
 /// now and then, to move its epoch on; so threads of different shards share nothing when they pin. A thread
-/// that retires a value has to wait for all of them, and retiring is rare.
+/// that retires a value has to tell all of them: it does so where nodes split, merge, are loaded or let go,
+/// and beside that work it counts for little.
 #[cfg(not(any(loom, shuttle)))]
 mod epochs {
     pub(super) use crossbeam_epoch::Guard;

@@ -11,9 +11,9 @@
 //! 4. Keep the engine itself from freeing blocks ([`frees`](crate::store::Store::frees)): what is freed
 //!    between the checkpoint and the key's record would be given to others, though the snapshot has it.
 //! 5. Write a checkpoint with its homes, but for its superblock. Keep room back for what the pool needs from
-//!    now on ([`crate::store::pool_promise`]), and append the key's record. The record depends on all that was
-//!    written so far, so nothing is flushed while changes are kept back. A reader of the snapshot replays no
-//!    journal: homes must not come later than the key.
+//!    now on ([`crate::store::pool_promise`]), and append the key's record. The record depends on all that
+//!    was written so far, so nothing is flushed while changes are kept back. A reader of the snapshot replays
+//!    no journal: homes must not come later than the key.
 //! 6. Have the cache ask for homes again ([`quire_cache::Cache::forget_homes`]), and let changes go on.
 //! 7. Publish the checkpoint, and force the record. What goes on meanwhile spares the snapshot's blocks, and
 //!    its records lie behind the key's: a crash that loses the key loses them. A crash may also leave the key

@@ -262,8 +262,8 @@ impl Store {
         self.begin(cost(EXTENTS_LEAST)).map(|transaction| (transaction, EXTENTS_LEAST))
     }
 
-    /// Loads what freeing these runs reads and changes: maps of free space, and, where snapshots share blocks,
-    /// of dead ones. It stays while the ticket lives.
+    /// Loads what freeing these runs reads and changes: maps of free space, and, where snapshots share
+    /// blocks, of dead ones. It stays while the ticket lives.
     pub(crate) fn load_freed(&self, ticket: &Ticket<'_>, freed: impl Iterator<Item = Run>) -> Result<()> {
         let freed: Vec<Run> = freed.collect();
         let mut keys = Vec::new();

@@ -644,8 +644,8 @@ fn homes_are_asked_for_again_by_threads_that_may_wait() {
 }
 
 /// The writeback of blocks that a snapshot shares read the map of dead blocks, and that of the space where
-/// they had been, only when it held the inode's lock: a debug build panics at that, and a thread that must not
-/// wait was refused.
+/// they had been, only when it held the inode's lock: a debug build panics at that, and a thread that must
+/// not wait was refused.
 #[test]
 fn maps_of_space_are_read_before_the_lock() {
     const REGIONS: u64 = 12;
