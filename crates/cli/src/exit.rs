@@ -28,6 +28,8 @@ pub const USAGE: u8 = 1;
 pub const SYSTEM: u8 = 2;
 /// The operation failed.
 pub const FAILED: u8 = 32;
+/// Somebody else has what is asked for.
+pub const BUSY: u8 = 36;
 /// The largest exit code.
 pub const MAX: u8 = 39;
 /// Shown at the end of `--help`.

@@ -14,11 +14,12 @@ use quire_base::{Error, ErrorKind};
 use quire_fuse::MountEntry;
 use quire_fuse::mount::{self, Unmount};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::arguments::Umount;
 use crate::commands::freeze;
-use crate::exit::{FAILED, Failure, Outcome};
+use crate::exit::{self, FAILED, Failure, Outcome};
 use crate::{control, image};
 
 /// How long the closing of a volume may take before the command gives up waiting (not closing).
@@ -89,9 +90,10 @@ fn still_mounted(entry: &MountEntry) -> Outcome<Option<String>> {
 }
 
 /// Has everything written back; gives what failed. A frozen volume has nothing to write, and a dead server
-/// writes nothing.
+/// writes nothing. One that cannot be asked whether it is frozen, as it is busy or another user's, writes
+/// back all the same.
 fn write_back(dir: &Path) -> Outcome<Option<Error>> {
-    if freeze::check_thawed(dir).is_err() {
+    if freeze::check_thawed(dir).is_err_and(|failure| failure.code == exit::BUSY) {
         return Ok(None);
     }
     match mount::sync(dir) {
@@ -103,6 +105,7 @@ fn write_back(dir: &Path) -> Outcome<Option<Error>> {
                 dir.display()
             ),
         )),
+        Err(error) if error.os_error() == Some(Errno::NOTCONN.raw_os_error()) => Ok(None),
         Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Shutdown) => Ok(Some(error)),
         _ => Ok(None),
     }
