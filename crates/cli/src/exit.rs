@@ -28,6 +28,8 @@ pub const USAGE: u8 = 1;
 pub const SYSTEM: u8 = 2;
 /// The operation failed.
 pub const FAILED: u8 = 32;
+/// What is stored is damaged.
+pub const DAMAGED: u8 = 35;
 /// Somebody else has what is asked for.
 pub const BUSY: u8 = 36;
 /// The largest exit code.

@@ -4,18 +4,19 @@ use std::io::IsTerminal;
 
 use quire_base::ErrorKind;
 use quire_fsck::Progress;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::fsck::bar;
 use crate::arguments::Salvage;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{DAMAGED, Failure, Outcome};
 use crate::{image, output};
-
-/// The volume is damaged: not everything could be copied.
-const DAMAGED: u8 = 35;
 
 /// Copies what can be read.
 pub fn run(arguments: &Salvage) -> Outcome {
     let volume = image::find(&arguments.volume)?;
+    // Each directory above the one that is being copied is open.
+    let descriptors = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: descriptors.maximum, ..descriptors });
     let bar = bar(!arguments.json && std::io::stderr().is_terminal());
     let tell = |now: Progress| {
         bar.set_message(now.phase);
