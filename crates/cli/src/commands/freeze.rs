@@ -56,6 +56,7 @@ pub fn check_thawed(dir: &Path) -> Outcome {
     }
 }
 
+/// A request whose answer nobody awaits freezes the volume all the same.
 fn ask(dir: &Path, request: &str) -> Outcome<String> {
-    Ok(control::ask(dir, &format!("freeze {request}"))?.trim_end().to_owned())
+    Ok(control::ask_patiently(dir, &format!("freeze {request}"))?.trim_end().to_owned())
 }

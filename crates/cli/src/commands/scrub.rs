@@ -36,7 +36,7 @@ pub fn run(arguments: &Scrub) -> Outcome {
     let mut status = ask(&dir, &request)?;
     while status["state"] == "running" {
         std::thread::sleep(LOOK);
-        status = ask(&dir, "status")?;
+        status = parse(&dir, &control::ask_patiently(&dir, "scrub status")?)?;
         let read = number(&status, "metadata_bytes") + number(&status, "data_bytes");
         bar.set_length(number(&status, "expected_bytes").max(read));
         bar.set_position(read);
@@ -46,8 +46,11 @@ pub fn run(arguments: &Scrub) -> Outcome {
 }
 
 fn ask(dir: &Path, request: &str) -> Outcome<Value> {
-    let answer = control::ask(dir, &format!("scrub {request}"))?;
-    serde_json::from_str(&answer)
+    parse(dir, &control::ask(dir, &format!("scrub {request}"))?)
+}
+
+fn parse(dir: &Path, answer: &str) -> Outcome<Value> {
+    serde_json::from_str(answer)
         .map_err(|error| Failure::new(32, format!("the answer of the server of {}: {error}", dir.display())))
 }
 

@@ -61,7 +61,7 @@ fn ask(dir: &Path, what: &str, name: &str) -> Outcome {
     let bar = bar(what == "delete" && std::io::stderr().is_terminal());
     let outcome = task::wait(dir, &format!("snapshot {what} {name}"), &mut || {
         if !bar.is_hidden() {
-            let list = snapshots_of(&parse(dir, &control::ask(dir, "snapshot progress")?)?);
+            let list = snapshots_of(&parse(dir, &control::ask_patiently(dir, "snapshot progress")?)?);
             let found = list.iter().find(|snapshot| snapshot["name"] == name);
             bar.set_position(found.and_then(|found| found["deleted_percent"].as_u64()).unwrap_or_default());
         }

@@ -55,7 +55,7 @@ pub fn run(arguments: &Trim) -> Outcome {
 /// One request, for `most` bytes of the volume from `at` on: from which byte to go on, how many bytes were
 /// discarded, and where the volume ends.
 fn ask(dir: &std::path::Path, at: u64, most: u64) -> Outcome<[u64; 3]> {
-    let answer = control::ask(dir, &format!("trim {at} {most}"))?;
+    let answer = control::ask_patiently(dir, &format!("trim {at} {most}"))?;
     let numbers: Vec<u64> = answer.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     <[u64; 3]>::try_from(numbers)
         .map_err(|_| Failure::new(32, format!("the server of {} did not answer", dir.display())))

@@ -7,7 +7,7 @@
 //! The first two start a task and are answered with it ([`super::tasks`]); `grow` alone is answered with the
 //! size of the volume in bytes. A trim goes on from a byte for a moment and so many bytes at most, and is
 //! answered with where it is, what it discarded and where the volume ends: the command that asks sets the
-//! pace.
+//! pace. It is answered on a thread of its own, since a device may take long for a discard.
 //!
 //! Neighbours: [`super::listener`] hears the requests; [`crate::commands::grow`], [`crate::commands::trim`]
 //! and [`crate::commands::info`] make them.
