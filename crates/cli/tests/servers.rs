@@ -66,6 +66,7 @@ fn a_log_in_no_directory_is_refused() {
 
 /// A name that looked like a path was taken for the volume's: umount did not wait until the volume was
 /// closed, a second mount of it waited for half a minute, and a dead server's mount was not cleared away.
+/// `quire info` of the mount did not say which volume it is.
 #[test]
 fn a_mount_shown_under_another_name() {
     if !can_mount("a_mount_shown_under_another_name") {
@@ -79,6 +80,9 @@ fn a_mount_shown_under_another_name() {
         let twice = quire(&["mount".as_ref(), place.image().as_os_str(), place.path("second").as_os_str()]);
         expect(&twice, 36, &["already open", &format!("mounted at {}", place.dir().display())]);
         std::fs::write(place.path("mnt/file"), "kept").unwrap();
+        // `quire backup` asks the mount which volume that is.
+        let about = quire(&["info".as_ref(), "--json".as_ref(), place.dir().as_os_str()]);
+        expect(&about, 0, &["\"uuid\"", "\"block_size\": 4096", "\"blocks\": 16384"]);
         expect(&place.umount(), 0, &[]);
         expect(&quire(&[OsStr::new("info"), place.image().as_os_str()]), 0, &["clean"]);
     }

@@ -65,9 +65,12 @@ pub fn trim(part: &str, volume: &Volume) -> Outcome<String> {
     Ok(format!("{at} {discarded} {end}\n"))
 }
 
-/// Free blocks, inodes, the number of the last checkpoint, and whether changes are taken: `rw` or `ro`.
+/// Free blocks, inodes, the number of the last checkpoint, uuid, bytes of a block, blocks, and whether
+/// changes are taken: `rw` or `ro`.
 pub fn info(volume: &Volume) -> Outcome<String> {
     let info = volume.info();
     let changes = if volume.is_read_only() { "ro" } else { "rw" };
-    Ok(format!("{} {} {} {changes}\n", info.free_blocks, info.inodes, info.checkpoint))
+    let uuid = uuid::Uuid::from_bytes(info.uuid);
+    let [free, size] = [info.free_blocks, info.blocks];
+    Ok(format!("{free} {} {} {uuid} {} {size} {changes}\n", info.inodes, info.checkpoint, info.block_size))
 }
