@@ -50,6 +50,21 @@ fn a_full_log_ends_no_server() {
     expect(&place.umount(), 0, &[]);
 }
 
+/// The server gets a log file's whole path among the options. A comma in the working directory made another
+/// option of its end.
+#[test]
+fn a_log_in_a_directory_with_a_comma_is_refused() {
+    if !can_mount("a_log_in_a_directory_with_a_comma_is_refused") {
+        return;
+    }
+    let place = Place::with_volume();
+    let odd = place.path("a,ro");
+    std::fs::create_dir(&odd).unwrap();
+    let mut mount = Command::new(QUIRE);
+    mount.args(["mount", "-o", "log=log"]).arg(place.image()).arg(place.dir()).current_dir(&odd);
+    expect(&mount.output().unwrap(), 1, &["a,ro/log cannot stand among mount options", "-o log=FILE"]);
+}
+
 /// A misspelt path of a log made directories, in the root if need be.
 #[test]
 fn a_log_in_no_directory_is_refused() {
