@@ -27,6 +27,15 @@ pub async fn run(arguments: &Restore) -> Outcome {
         Failure::new(MISSING, format!("{}: {why}{}", store.url(), damaged.collect::<String>()))
     })?;
     let target = &arguments.target;
+    if target.is_dir() {
+        return Err(Failure::new(
+            MISSING,
+            format!(
+                "{} is a directory: a restore is to an image file, block device or nbd:// address that is not mounted",
+                target.display()
+            ),
+        ));
+    }
     let was_missing = matches!(std::fs::symlink_metadata(target), Err(error) if error.kind() == NotFound);
     let is_new = match quire.volume(target).await {
         Ok(volume) if arguments.size.is_some_and(|size| size / 4096 != volume.bytes() / 4096) => {
@@ -62,11 +71,6 @@ pub async fn run(arguments: &Restore) -> Outcome {
     }
     let there = if is_new { Vec::new() } else { quire.snapshots(target).await? };
     let received = backups.iter().rposition(|backup| there.contains(&backup.snapshot)).map_or(0, |at| at + 1);
-    // A restore that was killed before its last deletion has left one of these.
-    let passed = backups[..received].iter().rev().skip(1).filter(|it| there.contains(&it.snapshot));
-    for backup in passed {
-        give_back(&quire, target, backup).await;
-    }
     if received == backups.len() {
         return Err(Failure::new(
             FAILED,
@@ -78,6 +82,11 @@ pub async fn run(arguments: &Restore) -> Outcome {
                 backups[received - 1].snapshot.name
             ),
         ));
+    }
+    // A restore that was killed before its last deletion has left one of these.
+    let passed = backups[..received].iter().rev().skip(1).filter(|it| there.contains(&it.snapshot));
+    for backup in passed {
+        give_back(&quire, target, backup).await;
     }
     for backup in &backups[..received] {
         say!("{}: was there", backup.name);

@@ -99,12 +99,9 @@ impl Store {
                 None => url,
             };
             let path = PathBuf::from(directory);
-            // Its parent has to exist, so that a misspelt path is an error.
-            if part_bytes.is_some()
-                && let Err(error) = std::fs::create_dir(&path)
-                && error.kind() != ErrorKind::AlreadyExists
-            {
-                return Err(Failure::system(format!("making the store {directory}"), &error));
+            if part_bytes.is_some() {
+                make_durably(&path)
+                    .map_err(|error| Failure::system(format!("making the store {directory}"), &error))?;
             }
             if !path.is_dir() {
                 return Err(wrong("there is no such directory".into()));
@@ -295,6 +292,18 @@ impl Store {
             Err(error) => Err(self.failure("deleting", at, &error)),
         }
     }
+}
+
+/// Makes the directory of a store unless it is there. Its parent has to exist, so that a misspelt path is an
+/// error.
+fn make_durably(path: &std::path::Path) -> std::io::Result<()> {
+    match std::fs::create_dir(path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
+        Err(error) => return Err(error),
+    }
+    let above = path.parent().filter(|above| !above.as_os_str().is_empty());
+    std::fs::File::open(above.unwrap_or(".".as_ref()))?.sync_all()
 }
 
 /// Whether a file of a directory store is an upload that has not ended: `OBJECT#NUMBER`.

@@ -19,12 +19,14 @@ pub async fn run(arguments: &Verify) -> Outcome {
     let store = Store::open(&arguments.url, None)?;
     let contents = store.contents().await?;
     let backups = by_name(&contents.backups);
+    let is_there =
+        |name: &str| backups.contains_key(name) || contents.damaged.iter().any(|(other, _)| other == name);
     let mut wrong = 0;
     let mut selected: Vec<&Manifest> = Vec::new();
     match &arguments.name {
         Some(name) => match chain(&backups, name) {
             Ok(chain) => selected = chain,
-            Err(why) if contents.damaged.is_empty() => {
+            Err(why) if contents.damaged.is_empty() || !is_there(name) => {
                 return Err(Failure::new(MISSING, format!("{}: {why}", store.url())));
             }
             Err(why) => {

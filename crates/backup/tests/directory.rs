@@ -498,6 +498,40 @@ fn a_name_that_is_taken_is_given_up() {
     assert!(names[0].ends_with(&format!("Z-{}", &about["uuid"].as_str().unwrap()[..4])), "{names:?}");
 }
 
+/// A restore to a volume that somebody has open failed with a code of its own, and with `quire:` twice. One
+/// to a mount point, or to a volume that has the backup, deleted snapshots before it was refused.
+#[test]
+fn a_restore_that_is_refused_changes_nothing() {
+    let world = World::new();
+    world.write("note", 5000, 1);
+    world.done(&["create", "--name=one"]);
+    world.write("note", 5000, 2);
+    let keeps = in_place_of_quire(&world, "[ $1/$2 = snapshot/delete ] && exit 2");
+    let made = world.backup(&["create", "--name=two"]).env("QUIRE", &keeps).output().unwrap();
+    assert!(text(&made).contains("backup-one stays"), "{}", text(&made));
+    let volume = world.volume.to_str().unwrap();
+    assert!(world.fails(&["restore", "two", volume], 32).contains("nothing was restored"));
+    assert_eq!(world.snapshots(&world.volume), ["backup-one", "backup-two"]);
+    assert!(world.fails(&["restore", "two", &world.path("")], 37).contains("is a directory"));
+
+    let open = Volume::open(&world.volume).unwrap();
+    let refused = world.fails(&["restore", "two", volume], 36);
+    assert!(refused.contains("already open"), "{refused}");
+    assert!(!refused.contains("quire backup: quire:"), "{refused}");
+    open.close().unwrap();
+}
+
+/// A name that is not in the store was called damaged where the manifest of any other backup was.
+#[test]
+fn a_backup_that_is_not_there_is_missing_beside_a_damaged_one() {
+    let world = World::new();
+    world.write("note", 5000, 1);
+    world.done(&["create", "--name=one"]);
+    std::fs::write(world.store.join("one/manifest.json"), b"{").unwrap();
+    assert!(world.fails(&["verify", "two"], 37).contains("there is no backup two"));
+    world.fails(&["verify", "one"], 35);
+}
+
 /// What a killed upload leaves in a directory has a name that no listing of the store shows, so no prune
 /// found it. Nor did a prune remove the directories of the backups that it deleted.
 #[test]
