@@ -1,12 +1,10 @@
 //! `quire salvage`.
 
-use std::io::IsTerminal;
-
 use quire_base::ErrorKind;
 use quire_fsck::Progress;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::fsck::bar;
+use super::fsck::BAR;
 use crate::arguments::Salvage;
 use crate::exit::{DAMAGED, Failure, Outcome};
 use crate::{image, output};
@@ -17,7 +15,7 @@ pub fn run(arguments: &Salvage) -> Outcome {
     // Each directory above the one that is being copied is open.
     let descriptors = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: descriptors.maximum, ..descriptors });
-    let bar = bar(!arguments.json && std::io::stderr().is_terminal());
+    let bar = output::bar(!arguments.json, BAR);
     let tell = |now: Progress| {
         bar.set_message(now.phase);
         bar.set_length(now.total);

@@ -1,10 +1,8 @@
 //! `quire scrub`: has the server of a mount read everything, and shows how far it is and what it found.
 
-use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use quire_base::size;
 use serde_json::Value;
 
@@ -32,7 +30,7 @@ pub fn run(arguments: &Scrub) -> Outcome {
     if let Some(rate) = arguments.rate {
         request += &format!(" rate={rate}");
     }
-    let bar = bar(!arguments.json && std::io::stderr().is_terminal());
+    let bar = output::bar(!arguments.json, "{bar:40} {percent:>3}% {bytes_per_sec} {elapsed}");
     let mut status = ask(&dir, &request)?;
     while status["state"] == "running" {
         std::thread::sleep(LOOK);
@@ -56,15 +54,6 @@ fn parse(dir: &Path, answer: &str) -> Outcome<Value> {
 
 fn number(status: &Value, name: &str) -> u64 {
     status[name].as_u64().unwrap_or_default()
-}
-
-fn bar(visible: bool) -> ProgressBar {
-    if !visible {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:40} {percent:>3}% {bytes_per_sec} {elapsed}")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(0).with_style(style)
 }
 
 /// Prints a state. What is lost or cannot be read is a failure.

@@ -1,11 +1,9 @@
 //! `quire snapshot`: snapshots of volumes, mounted or not. Of a mounted volume its server takes, lists and
 //! deletes them ([`crate::server::snapshots`]).
 
-use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use quire::internals::inspect::Image;
 use quire::internals::snapshots;
 use quire_base::{Timestamp, size};
@@ -58,7 +56,11 @@ fn ask(dir: &Path, what: &str, name: &str) -> Outcome {
             "{name:?} cannot be the name of a snapshot of a mounted volume: no space at its ends, no line breaks"
         )));
     }
-    let bar = bar(what == "delete" && std::io::stderr().is_terminal());
+    let bar = output::bar(what == "delete", "{bar:40} {percent:>3}% {elapsed}");
+    bar.set_length(100);
+    if !bar.is_hidden() {
+        bar.enable_steady_tick(Duration::from_millis(200));
+    }
     let outcome = task::wait(dir, &format!("snapshot {what} {name}"), &mut || {
         if !bar.is_hidden() {
             let list = snapshots_of(&parse(dir, &control::ask_patiently(dir, "snapshot progress")?)?);
@@ -69,17 +71,6 @@ fn ask(dir: &Path, what: &str, name: &str) -> Outcome {
     });
     bar.finish_and_clear();
     outcome
-}
-
-fn bar(visible: bool) -> ProgressBar {
-    if !visible {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:40} {percent:>3}% {elapsed}")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    let bar = ProgressBar::new(100).with_style(style);
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar
 }
 
 /// The snapshots of a mounted volume, as its server lists them.

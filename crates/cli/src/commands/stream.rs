@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader, BufWriter, IsTerminal, Write};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use quire::{ReceiveOptions, StreamProgress, VolumeOptions};
 use quire_base::{Error, size};
 
@@ -15,6 +15,8 @@ use crate::places::{mount_of, unmounted};
 
 /// Bytes that are collected before they are written to a pipe.
 const BUFFER_BYTES: usize = 1 << 20;
+
+const BAR: &str = "{bar:40} {percent:>3}% {bytes} of {total_bytes}, {bytes_per_sec}, {eta}";
 
 /// Writes a snapshot to the standard output.
 pub fn send(arguments: &Send) -> Outcome {
@@ -30,7 +32,7 @@ pub fn send(arguments: &Send) -> Outcome {
         (None, None) => return Err(Failure::usage("the name of a snapshot is missing")),
     };
     let mut out = BufWriter::with_capacity(BUFFER_BYTES, stdout.lock());
-    let bar = bar(arguments.quiet);
+    let bar = output::bar(!arguments.quiet, BAR);
     let progress = &mut |at| show(&bar, at);
     match mount_of(&arguments.volume)? {
         Some(dir) => frames::from_mount(&dir, &request, &mut out, progress)?,
@@ -69,7 +71,7 @@ pub fn receive(arguments: &Receive) -> Outcome {
             "a stream does not come from a terminal: give a file or a pipe of `quire send`",
         ));
     }
-    let bar = bar(arguments.quiet);
+    let bar = output::bar(!arguments.quiet, BAR);
     let mut input = BufReader::with_capacity(BUFFER_BYTES, stdin.lock());
     let options = ReceiveOptions::new().force(arguments.force);
     // Streams may come one behind the other, as `cat` joins them.
@@ -113,15 +115,4 @@ pub fn receive(arguments: &Receive) -> Outcome {
 fn show(bar: &ProgressBar, at: StreamProgress) {
     bar.set_length(at.total);
     bar.set_position(at.bytes);
-}
-
-fn bar(quiet: bool) -> ProgressBar {
-    if quiet || !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template(
-        "{bar:40} {percent:>3}% {bytes} of {total_bytes}, {bytes_per_sec}, {eta}",
-    )
-    .unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(0).with_style(style)
 }
