@@ -3,7 +3,7 @@
 use std::io::ErrorKind::NotFound;
 use std::path::Path;
 
-use futures::{StreamExt, TryStreamExt};
+use futures::TryStreamExt;
 use tokio::io::AsyncWriteExt;
 
 use crate::arguments::Restore;
@@ -13,9 +13,6 @@ use crate::output::say;
 use crate::program::{Quire, finish};
 use crate::store::Store;
 use quire_base::size;
-
-/// Parts that are read at a time.
-const DOWNLOADS: usize = 2;
 
 /// Makes a volume what a backup says.
 pub async fn run(arguments: &Restore) -> Outcome {
@@ -167,16 +164,11 @@ async fn receive(quire: &Quire, store: &Store, backup: &Manifest, target: &Path)
 /// early is no error here: its exit code says more.
 async fn feed(child: &mut tokio::process::Child, store: &Store, backup: &Manifest) -> Outcome {
     let mut input = child.stdin.take().expect("the input is a pipe");
-    let parts = backup.parts.iter().enumerate();
-    let mut parts = futures::stream::iter(parts)
-        .map(|(number, part)| async move {
-            let read = store.part(&backup.name, number, part).await?;
-            read.map_err(|why| {
-                Failure::new(DAMAGED, format!("{}: {why}: nothing of it was used", store.url()))
-            })
-        })
-        .buffered(DOWNLOADS);
-    while let Some(bytes) = parts.try_next().await? {
+    let mut parts = std::pin::pin!(store.read(backup));
+    while let Some(read) = parts.try_next().await? {
+        let bytes = read.map_err(|why| {
+            Failure::new(DAMAGED, format!("{}: {why}: nothing of it was used", store.url()))
+        })?;
         if input.write_all(&bytes).await.is_err() {
             return Ok(());
         }

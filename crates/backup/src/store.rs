@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use futures::TryStreamExt;
+use futures::{Stream, StreamExt, TryStreamExt};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
@@ -22,6 +22,8 @@ use crate::failure::{FAILED, Failure, MISSING, Outcome};
 use crate::manifest::{MANIFEST_BYTES_MAX, Manifest, PART_BYTES_MAX, Part, check_name, is_part};
 
 const MANIFEST: &str = "manifest.json";
+/// Parts that are read at a time.
+const DOWNLOADS: usize = 2;
 /// Seconds in which a server answers.
 const ANSWER_SECONDS: u64 = 60;
 /// An upload or download that is slower is given up.
@@ -230,6 +232,16 @@ impl Store {
         }
         let bytes = found.bytes().await.map_err(failure)?;
         Ok(if Part::of(&bytes) == *part { Ok(bytes) } else { Err(format!("{at} has a wrong checksum")) })
+    }
+
+    /// Reads the parts of a backup in their order, a few at a time, each as [`Store::part`] does.
+    pub fn read<'a>(
+        &'a self,
+        backup: &'a Manifest,
+    ) -> impl Stream<Item = Outcome<Result<bytes::Bytes, String>>> + 'a {
+        futures::stream::iter(backup.parts.iter().enumerate())
+            .map(|(number, part)| self.part(&backup.name, number, part))
+            .buffered(DOWNLOADS)
     }
 
     /// Writes a part.

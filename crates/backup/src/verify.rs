@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use futures::StreamExt;
+use futures::TryStreamExt;
 
 use crate::arguments::Verify;
 use crate::failure::{DAMAGED, Failure, MISSING, Outcome};
@@ -10,9 +10,6 @@ use crate::manifest::{Manifest, by_name, chain};
 use crate::output::say;
 use crate::store::Store;
 use quire_base::size;
-
-/// Parts that are read at a time.
-const DOWNLOADS: usize = 2;
 
 /// Reads backups, and says what is wrong with them.
 pub async fn run(arguments: &Verify) -> Outcome {
@@ -76,13 +73,5 @@ pub async fn run(arguments: &Verify) -> Outcome {
 }
 
 async fn damaged_parts(store: &Store, backup: &Manifest) -> Outcome<Vec<String>> {
-    let parts = backup.parts.iter().enumerate();
-    let mut parts = futures::stream::iter(parts)
-        .map(|(number, part)| store.part(&backup.name, number, part))
-        .buffer_unordered(DOWNLOADS);
-    let mut problems = Vec::new();
-    while let Some(read) = parts.next().await {
-        problems.extend(read?.err());
-    }
-    Ok(problems)
+    store.read(backup).try_filter_map(|read| async move { Ok(read.err()) }).try_collect().await
 }
