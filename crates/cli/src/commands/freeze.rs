@@ -48,7 +48,7 @@ pub fn check_thawed(dir: &Path) -> Outcome {
     match control::ask(dir, "freeze status") {
         Ok(phase) if phase != "thawed\n" => {
             let why = format!("{} is frozen: quire thaw ends that", dir.display());
-            Err(Failure::new(36, why))
+            Err(Failure::new(exit::BUSY, why))
         }
         // The last freeze failed.
         Err(failure) if failure.code == exit::FAILED => Ok(()),

@@ -6,7 +6,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::fsck::BAR;
 use crate::arguments::Salvage;
-use crate::exit::{DAMAGED, Failure, Outcome};
+use crate::exit::{self, DAMAGED, Failure, Outcome};
 use crate::{image, output};
 
 /// Copies what can be read.
@@ -24,7 +24,7 @@ pub fn run(arguments: &Salvage) -> Outcome {
     let salvaged = quire_fsck::salvage(&volume, &arguments.dir, Some(&tell));
     bar.finish_and_clear();
     let salvaged = salvaged.map_err(|error| match error.kind() {
-        ErrorKind::NotAVolume => Failure::new(33, format!("{error}; nothing can be salvaged")),
+        ErrorKind::NotAVolume => Failure::new(exit::NO_VOLUME, format!("{error}; nothing can be salvaged")),
         _ => Failure::from(error),
     })?;
     if arguments.json {

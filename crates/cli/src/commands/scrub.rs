@@ -7,7 +7,7 @@ use quire_base::size;
 use serde_json::Value;
 
 use crate::arguments::Scrub;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::{control, output, places};
 
 /// Between two looks at a scrub.
@@ -48,8 +48,9 @@ fn ask(dir: &Path, request: &str) -> Outcome<Value> {
 }
 
 fn parse(dir: &Path, answer: &str) -> Outcome<Value> {
-    serde_json::from_str(answer)
-        .map_err(|error| Failure::new(32, format!("the answer of the server of {}: {error}", dir.display())))
+    serde_json::from_str(answer).map_err(|error| {
+        Failure::new(exit::FAILED, format!("the answer of the server of {}: {error}", dir.display()))
+    })
 }
 
 fn number(status: &Value, name: &str) -> u64 {
@@ -78,7 +79,7 @@ fn show(dir: &Path, status: &Value, json: bool) -> Outcome {
         output::line(format_args!("{}: {}", dir.display(), summary(status)));
     }
     if status["state"] == "failed" {
-        return Err(Failure::new(32, status["why"].as_str().unwrap_or("the scrub failed")));
+        return Err(Failure::new(exit::FAILED, status["why"].as_str().unwrap_or("the scrub failed")));
     }
     let (before, parts_before) = (number(status, "lost_before"), number(status, "unreadable_before"));
     let (lost, parts) = (lost.len() as u64 + before, unreadable.len() as u64 + parts_before);
@@ -90,7 +91,7 @@ fn show(dir: &Path, status: &Value, json: bool) -> Outcome {
         _ => " (the server's log names those that were found before the scrub was interrupted)",
     };
     Err(Failure::new(
-        35,
+        exit::DAMAGED,
         format!(
             "{lost} pieces of metadata are lost, {parts} parts of files cannot be read{named}: copy the files that \
              can be read, then unmount and run `quire fsck`"

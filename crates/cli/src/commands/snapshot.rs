@@ -11,7 +11,7 @@ use quire_device::{OpenMode, open_image};
 use serde_json::{Value, json};
 
 use crate::arguments::{Snapshot, SnapshotAction};
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::places::{mount_of, unmounted};
 use crate::server::snapshots::with_space;
 use crate::{control, image, output, task};
@@ -38,7 +38,7 @@ pub fn run(arguments: &Snapshot) -> Outcome {
         },
         SnapshotAction::Rollback { volume, name } => match mount_of(volume)? {
             Some(dir) => Err(Failure::new(
-                36,
+                exit::BUSY,
                 format!(
                     "the volume is mounted at {}: a volume is rolled back while it is not mounted",
                     dir.display()
@@ -75,8 +75,9 @@ fn ask(dir: &Path, what: &str, name: &str) -> Outcome {
 
 /// The snapshots of a mounted volume, as its server lists them.
 fn parse(dir: &Path, answer: &str) -> Outcome<Value> {
-    serde_json::from_str(answer)
-        .map_err(|error| Failure::new(32, format!("the answer of the server of {}: {error}", dir.display())))
+    serde_json::from_str(answer).map_err(|error| {
+        Failure::new(exit::FAILED, format!("the answer of the server of {}: {error}", dir.display()))
+    })
 }
 
 fn snapshots_of(list: &Value) -> Vec<Value> {

@@ -8,7 +8,7 @@ use quire::{ReceiveOptions, StreamProgress, VolumeOptions};
 use quire_base::{Error, size};
 
 use crate::arguments::{Receive, Send};
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::frames::{self, Request};
 use crate::output;
 use crate::places::{mount_of, unmounted};
@@ -56,13 +56,15 @@ pub fn receive(arguments: &Receive) -> Outcome {
                 output::line(there.token);
                 Ok(())
             }
-            None => Err(Failure::new(37, format!("{} has no unfinished receive", path.display()))),
+            None => Err(Failure::new(exit::MISSING, format!("{} has no unfinished receive", path.display()))),
         };
     }
     if arguments.abort {
         return match ReceiveOptions::abort(&path)? {
             true => Ok(()),
-            false => Err(Failure::new(37, format!("{} has no unfinished receive", path.display()))),
+            false => {
+                Err(Failure::new(exit::MISSING, format!("{} has no unfinished receive", path.display())))
+            }
         };
     }
     let stdin = std::io::stdin();
@@ -91,7 +93,7 @@ pub fn receive(arguments: &Receive) -> Outcome {
     let failure = match error.kind() {
         // The volume is sound, and needs no advice.
         quire::ErrorKind::Corrupt if error.to_string().starts_with("the stream is damaged") => {
-            Failure::new(35, error.to_string())
+            Failure::new(exit::DAMAGED, error.to_string())
         }
         _ => Failure::from(error),
     };

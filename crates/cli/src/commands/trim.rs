@@ -9,7 +9,7 @@ use quire_base::size;
 use quire_fuse::mount;
 
 use crate::arguments::Trim;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::{control, output, places};
 
 /// Less than this at a time would be discards of single blocks.
@@ -56,5 +56,5 @@ fn ask(dir: &std::path::Path, at: u64, most: u64) -> Outcome<[u64; 3]> {
     let answer = control::ask_patiently(dir, &format!("trim {at} {most}"))?;
     let numbers: Vec<u64> = answer.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     <[u64; 3]>::try_from(numbers)
-        .map_err(|_| Failure::new(32, format!("the server of {} did not answer", dir.display())))
+        .map_err(|_| Failure::new(exit::FAILED, format!("the server of {} did not answer", dir.display())))
 }

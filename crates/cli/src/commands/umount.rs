@@ -31,11 +31,11 @@ const HINT_AFTER: Duration = Duration::from_secs(60);
 pub fn run(arguments: &Umount) -> Outcome {
     let dir = mount::resolve(&arguments.dir)?;
     let Some(entry) = mount::mounted_at(&dir)? else {
-        return Err(Failure::new(37, format!("nothing is mounted at {}", dir.display())));
+        return Err(Failure::new(exit::MISSING, format!("nothing is mounted at {}", dir.display())));
     };
     if !entry.is_quire() {
         return Err(Failure::new(
-            37,
+            exit::MISSING,
             format!("{} is a mount of type {}, not a Quire volume", dir.display(), entry.kind),
         ));
     }
@@ -63,7 +63,7 @@ pub fn run(arguments: &Umount) -> Outcome {
         return lost.map_or(Ok(()), |error| Err(not_on_disk(&dir, &error)));
     }
     Err(Failure::new(
-        36,
+        exit::BUSY,
         format!("{} is unmounted, but {} is still open", dir.display(), entry.source.display()),
     ))
 }
@@ -98,7 +98,7 @@ fn write_back(dir: &Path) -> Outcome<Option<Error>> {
     }
     match mount::sync(dir) {
         Err(error) if error.kind() == ErrorKind::NoSpace => Err(Failure::new(
-            39,
+            exit::NO_SPACE,
             format!(
                 "{} stays mounted: there is no room for what was written to it ({error}); make room where the image lies and \
                  try again, or give up what is not on disk: quire umount --lazy",
