@@ -52,13 +52,13 @@ pub enum Command {
 /// `quire backup create`.
 #[derive(Debug, Args)]
 pub struct Create {
-    /// Name of the backup [default: the time, such as 20261124T131500Z]
+    /// Name of the backup [default: the time and the volume, such as 20261124T131500Z-3f2a]
     #[arg(long)]
     pub name: Option<String>,
     /// Store everything, not what has changed
     #[arg(long)]
     pub full: bool,
-    /// Size of the objects; up to four are in memory
+    /// Size of the objects; up to four are in memory, and three more where a create goes on
     #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = part_size)]
     pub part_size: u64,
     /// Mount point, image file or block device

@@ -1,6 +1,7 @@
 //! `quire backup create`.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use chrono::Utc;
@@ -21,13 +22,15 @@ const UPLOADS: usize = 3;
 /// Makes a backup, or goes on with one.
 pub async fn run(arguments: &Create) -> Outcome {
     let quire = Quire::find();
-    let name = match &arguments.name {
-        Some(name) => name.clone(),
-        None => Utc::now().format("%Y%m%dT%H%M%SZ").to_string(),
-    };
-    check_name(&name).map_err(|why| Failure::new(crate::USAGE, why))?;
+    if let Some(name) = &arguments.name {
+        check_name(name).map_err(|why| Failure::new(crate::USAGE, why))?;
+    }
     let path = &arguments.volume;
     let volume = quire.volume(path).await?;
+    // Volumes that are backed up to one store in the same second have different names.
+    let of_now =
+        || format!("{}-{}", Utc::now().format("%Y%m%dT%H%M%SZ"), &volume.uuid.simple().to_string()[..4]);
+    let name = arguments.name.clone().unwrap_or_else(of_now);
     check_volume(arguments, &volume)?;
     let store = Store::open(&arguments.url, Some(arguments.part_size))?;
     let contents = store.contents().await?;
@@ -40,7 +43,20 @@ pub async fn run(arguments: &Create) -> Outcome {
         return Err(taken(&store, &name));
     }
 
-    let (snapshot, snapshots, taken_now) = snapshot(&quire, arguments, &name).await?;
+    let own = snapshot_name(&name);
+    let mut snapshots = quire.snapshots(path).await?;
+    let taken_now = !snapshots.iter().any(|snapshot| snapshot.name == own);
+    if taken_now {
+        snapshots = match take(&quire, path, &own).await {
+            Ok(snapshots) => snapshots,
+            // The next run goes on with it. Or it is missing, or another run's.
+            Err(failure) if arguments.name.is_some() || failure.code == MISSING => return Err(failure),
+            Err(failure) => return Err(give_up(&quire, path, &own, failure).await),
+        };
+    }
+    let snapshot = snapshots.iter().find(|snapshot| snapshot.name == own).cloned();
+    let snapshot =
+        snapshot.ok_or_else(|| Failure::new(MISSING, format!("the snapshot {own} has disappeared")))?;
     if !taken_now {
         let taken = snapshot.taken().format("%Y-%m-%d %H:%M:%S");
         eprintln!("quire backup: {name} goes on with the snapshot {} of {taken} UTC", snapshot.name);
@@ -57,7 +73,7 @@ pub async fn run(arguments: &Create) -> Outcome {
             true => None,
             false => parent(&store, &contents, &older).await?,
         };
-        store_backup(&quire, arguments, &store, &volume, (&name, snapshot), parent).await
+        store_backup(&quire, arguments, &store, &volume, (&name, snapshot.clone()), parent).await
     }
     .await;
     if let Err(failure) = stored {
@@ -65,14 +81,18 @@ pub async fn run(arguments: &Create) -> Outcome {
         let is_of_use = arguments.name.is_some()
             || !taken_now
             || store.parts(&name).await.map_or(true, |parts| !parts.is_empty());
-        let deleted = !is_of_use && quire.delete_snapshot(path, &snapshot_name(&name)).await.is_ok();
-        let message = match deleted {
-            true => format!("{failure}\nNothing was stored, and the snapshot was deleted again"),
-            false => format!(
-                "{failure}\nThe snapshot and the parts that are stored stay; go on with --name {name}"
-            ),
-        };
-        return Err(Failure { message, ..failure });
+        // Another program has made a backup of this name, which nothing goes on with.
+        let other = store.manifest(&name).await.ok().flatten();
+        return Err(match other {
+            None if is_of_use => Failure {
+                message: format!(
+                    "{failure}\nThe snapshot and the parts that are stored stay; go on with --name {name}"
+                ),
+                ..failure
+            },
+            Some(other) if !taken_now || other.as_ref().is_ok_and(|it| it.snapshot == snapshot) => failure,
+            _ => give_up(&quire, path, &own, failure).await,
+        });
     }
     for backup in older {
         if let Err(failure) = quire.delete_snapshot(path, &backup.snapshot.name).await {
@@ -160,19 +180,20 @@ fn taken(store: &Store, name: &str) -> Failure {
     Failure::new(FAILED, format!("{} already has a backup {name}: choose another name", store.url()))
 }
 
-/// The snapshot of this backup, taken now unless an earlier try has taken it; all of the volume; and whether
-/// it was taken now.
-async fn snapshot(quire: &Quire, arguments: &Create, name: &str) -> Outcome<(Snapshot, Vec<Snapshot>, bool)> {
-    let wanted = snapshot_name(name);
-    let mut snapshots = quire.snapshots(&arguments.volume).await?;
-    let taken_now = !snapshots.iter().any(|snapshot| snapshot.name == wanted);
-    if taken_now {
-        quire.take_snapshot(&arguments.volume, &wanted).await?;
-        snapshots = quire.snapshots(&arguments.volume).await?;
-    }
-    let own = snapshots.iter().find(|snapshot| snapshot.name == wanted).cloned();
-    let own = own.ok_or_else(|| Failure::new(MISSING, format!("the snapshot {wanted} has disappeared")))?;
-    Ok((own, snapshots, taken_now))
+/// Takes a snapshot; gives all of the volume.
+async fn take(quire: &Quire, volume: &Path, snapshot: &str) -> Outcome<Vec<Snapshot>> {
+    quire.take_snapshot(volume, snapshot).await?;
+    quire.snapshots(volume).await
+}
+
+/// Deletes the snapshot of a backup that failed, and with which no other run goes on.
+async fn give_up(quire: &Quire, volume: &Path, snapshot: &str, failure: Failure) -> Failure {
+    let message = match quire.delete_snapshot(volume, snapshot).await {
+        Ok(()) => format!("{failure}\nThe backup was given up, and the snapshot was deleted again"),
+        Err(none) if none.code == MISSING => return failure,
+        Err(why) => format!("{failure}\nThe snapshot {snapshot} may be there, and cannot be deleted: {why}"),
+    };
+    Failure { message, ..failure }
 }
 
 /// All that the manifest promises is there: another program may have pruned meanwhile.

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -12,8 +12,8 @@ use uuid::Uuid;
 use crate::failure::{FAILED, Failure, Outcome};
 use crate::manifest::Snapshot;
 
-/// `quire receive`: there is no unfinished receive.
-const NOTHING_UNFINISHED: i32 = 37;
+/// What `quire receive` says where there is none. Its exit code stands for other mistakes, too.
+const NOTHING_UNFINISHED: &str = "no unfinished receive";
 
 /// What the program says of a volume.
 #[derive(Debug, Deserialize)]
@@ -71,10 +71,10 @@ impl Quire {
     }
 
     /// Runs a command to its end. Its exit code and message become the failure.
-    async fn run<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Outcome<Vec<u8>> {
+    async fn run<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Outcome<Output> {
         let output = self.command(arguments).output().await.map_err(|error| self.cannot_run(&error))?;
         if output.status.success() {
-            return Ok(output.stdout);
+            return Ok(output);
         }
         let code = output.status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(FAILED);
         let message = String::from_utf8_lossy(&output.stderr);
@@ -85,7 +85,7 @@ impl Quire {
 
     async fn json<T: DeserializeOwned>(&self, arguments: Vec<&OsStr>, field: Option<&str>) -> Outcome<T> {
         let shown = format!("quire {}", arguments.join(OsStr::new(" ")).display());
-        let output = self.run(arguments).await?;
+        let output = self.run(arguments).await?.stdout;
         let wrong = |error| Failure::new(FAILED, format!("the output of `{shown}`: {error}"));
         let mut value: serde_json::Value = serde_json::from_slice(&output).map_err(wrong)?;
         if let Some(field) = field {
@@ -131,12 +131,10 @@ impl Quire {
     /// What is known of an unfinished receive: the text that names its snapshot.
     pub async fn unfinished(&self, volume: &Path) -> Outcome<Option<String>> {
         let arguments: [&OsStr; 3] = ["receive".as_ref(), "--resume-token".as_ref(), volume.as_ref()];
-        let output = self.command(arguments).output().await.map_err(|error| self.cannot_run(&error))?;
-        let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        match output.status.code() {
-            Some(0) => Ok(Some(message)),
-            Some(NOTHING_UNFINISHED) => Ok(None),
-            _ => Err(Failure::new(FAILED, message)),
+        match self.run(arguments).await {
+            Ok(output) => Ok(Some(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
+            Err(failure) if failure.message.contains(NOTHING_UNFINISHED) => Ok(None),
+            Err(failure) => Err(failure),
         }
     }
 

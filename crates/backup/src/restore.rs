@@ -3,7 +3,7 @@
 use std::io::ErrorKind::NotFound;
 use std::path::Path;
 
-use futures::{StreamExt, TryStreamExt};
+use futures::TryStreamExt;
 use tokio::io::AsyncWriteExt;
 
 use crate::arguments::Restore;
@@ -13,9 +13,6 @@ use crate::output::say;
 use crate::program::{Quire, finish};
 use crate::store::Store;
 use quire_base::size;
-
-/// Parts that are read at a time.
-const DOWNLOADS: usize = 2;
 
 /// Makes a volume what a backup says.
 pub async fn run(arguments: &Restore) -> Outcome {
@@ -27,6 +24,15 @@ pub async fn run(arguments: &Restore) -> Outcome {
         Failure::new(MISSING, format!("{}: {why}{}", store.url(), damaged.collect::<String>()))
     })?;
     let target = &arguments.target;
+    if target.is_dir() {
+        return Err(Failure::new(
+            MISSING,
+            format!(
+                "{} is a directory: a restore is to an image file, block device or nbd:// address that is not mounted",
+                target.display()
+            ),
+        ));
+    }
     let was_missing = matches!(std::fs::symlink_metadata(target), Err(error) if error.kind() == NotFound);
     let is_new = match quire.volume(target).await {
         Ok(volume) if arguments.size.is_some_and(|size| size / 4096 != volume.bytes() / 4096) => {
@@ -62,11 +68,6 @@ pub async fn run(arguments: &Restore) -> Outcome {
     }
     let there = if is_new { Vec::new() } else { quire.snapshots(target).await? };
     let received = backups.iter().rposition(|backup| there.contains(&backup.snapshot)).map_or(0, |at| at + 1);
-    // A restore that was killed before its last deletion has left one of these.
-    let passed = backups[..received].iter().rev().skip(1).filter(|it| there.contains(&it.snapshot));
-    for backup in passed {
-        give_back(&quire, target, backup).await;
-    }
     if received == backups.len() {
         return Err(Failure::new(
             FAILED,
@@ -78,6 +79,11 @@ pub async fn run(arguments: &Restore) -> Outcome {
                 backups[received - 1].snapshot.name
             ),
         ));
+    }
+    // A restore that was killed before its last deletion has left one of these.
+    let passed = backups[..received].iter().rev().skip(1).filter(|it| there.contains(&it.snapshot));
+    for backup in passed {
+        give_back(&quire, target, backup).await;
     }
     for backup in &backups[..received] {
         say!("{}: was there", backup.name);
@@ -158,16 +164,11 @@ async fn receive(quire: &Quire, store: &Store, backup: &Manifest, target: &Path)
 /// early is no error here: its exit code says more.
 async fn feed(child: &mut tokio::process::Child, store: &Store, backup: &Manifest) -> Outcome {
     let mut input = child.stdin.take().expect("the input is a pipe");
-    let parts = backup.parts.iter().enumerate();
-    let mut parts = futures::stream::iter(parts)
-        .map(|(number, part)| async move {
-            let read = store.part(&backup.name, number, part).await?;
-            read.map_err(|why| {
-                Failure::new(DAMAGED, format!("{}: {why}: nothing of it was used", store.url()))
-            })
-        })
-        .buffered(DOWNLOADS);
-    while let Some(bytes) = parts.try_next().await? {
+    let mut parts = std::pin::pin!(store.read(backup));
+    while let Some(read) = parts.try_next().await? {
+        let bytes = read.map_err(|why| {
+            Failure::new(DAMAGED, format!("{}: {why}: nothing of it was used", store.url()))
+        })?;
         if input.write_all(&bytes).await.is_err() {
             return Ok(());
         }

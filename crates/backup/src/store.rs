@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use futures::TryStreamExt;
+use futures::{Stream, StreamExt, TryStreamExt};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
@@ -22,6 +22,8 @@ use crate::failure::{FAILED, Failure, MISSING, Outcome};
 use crate::manifest::{MANIFEST_BYTES_MAX, Manifest, PART_BYTES_MAX, Part, check_name, is_part};
 
 const MANIFEST: &str = "manifest.json";
+/// Parts that are read at a time.
+const DOWNLOADS: usize = 2;
 /// Seconds in which a server answers.
 const ANSWER_SECONDS: u64 = 60;
 /// An upload or download that is slower is given up.
@@ -99,12 +101,9 @@ impl Store {
                 None => url,
             };
             let path = PathBuf::from(directory);
-            // Its parent has to exist, so that a misspelt path is an error.
-            if part_bytes.is_some()
-                && let Err(error) = std::fs::create_dir(&path)
-                && error.kind() != ErrorKind::AlreadyExists
-            {
-                return Err(Failure::system(format!("making the store {directory}"), &error));
+            if part_bytes.is_some() {
+                make_durably(&path)
+                    .map_err(|error| Failure::system(format!("making the store {directory}"), &error))?;
             }
             if !path.is_dir() {
                 return Err(wrong("there is no such directory".into()));
@@ -235,6 +234,16 @@ impl Store {
         Ok(if Part::of(&bytes) == *part { Ok(bytes) } else { Err(format!("{at} has a wrong checksum")) })
     }
 
+    /// Reads the parts of a backup in their order, a few at a time, each as [`Store::part`] does.
+    pub fn read<'a>(
+        &'a self,
+        backup: &'a Manifest,
+    ) -> impl Stream<Item = Outcome<Result<bytes::Bytes, String>>> + 'a {
+        futures::stream::iter(backup.parts.iter().enumerate())
+            .map(|(number, part)| self.part(&backup.name, number, part))
+            .buffered(DOWNLOADS)
+    }
+
     /// Writes a part.
     pub async fn put_part(&self, name: &str, number: usize, part: &Part, bytes: bytes::Bytes) -> Outcome {
         let at = Path::from_iter([name, &part.object(number)]);
@@ -295,6 +304,18 @@ impl Store {
             Err(error) => Err(self.failure("deleting", at, &error)),
         }
     }
+}
+
+/// Makes the directory of a store unless it is there. Its parent has to exist, so that a misspelt path is an
+/// error.
+fn make_durably(path: &std::path::Path) -> std::io::Result<()> {
+    match std::fs::create_dir(path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
+        Err(error) => return Err(error),
+    }
+    let above = path.parent().filter(|above| !above.as_os_str().is_empty());
+    std::fs::File::open(above.unwrap_or(".".as_ref()))?.sync_all()
 }
 
 /// Whether a file of a directory store is an upload that has not ended: `OBJECT#NUMBER`.

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use futures::StreamExt;
+use futures::TryStreamExt;
 
 use crate::arguments::Verify;
 use crate::failure::{DAMAGED, Failure, MISSING, Outcome};
@@ -11,20 +11,19 @@ use crate::output::say;
 use crate::store::Store;
 use quire_base::size;
 
-/// Parts that are read at a time.
-const DOWNLOADS: usize = 2;
-
 /// Reads backups, and says what is wrong with them.
 pub async fn run(arguments: &Verify) -> Outcome {
     let store = Store::open(&arguments.url, None)?;
     let contents = store.contents().await?;
     let backups = by_name(&contents.backups);
+    let is_there =
+        |name: &str| backups.contains_key(name) || contents.damaged.iter().any(|(other, _)| other == name);
     let mut wrong = 0;
     let mut selected: Vec<&Manifest> = Vec::new();
     match &arguments.name {
         Some(name) => match chain(&backups, name) {
             Ok(chain) => selected = chain,
-            Err(why) if contents.damaged.is_empty() => {
+            Err(why) if contents.damaged.is_empty() || !is_there(name) => {
                 return Err(Failure::new(MISSING, format!("{}: {why}", store.url())));
             }
             Err(why) => {
@@ -74,13 +73,5 @@ pub async fn run(arguments: &Verify) -> Outcome {
 }
 
 async fn damaged_parts(store: &Store, backup: &Manifest) -> Outcome<Vec<String>> {
-    let parts = backup.parts.iter().enumerate();
-    let mut parts = futures::stream::iter(parts)
-        .map(|(number, part)| store.part(&backup.name, number, part))
-        .buffer_unordered(DOWNLOADS);
-    let mut problems = Vec::new();
-    while let Some(read) = parts.next().await {
-        problems.extend(read?.err());
-    }
-    Ok(problems)
+    store.read(backup).try_filter_map(|read| async move { Ok(read.err()) }).try_collect().await
 }

@@ -436,6 +436,102 @@ fn tries_that_store_nothing_leave_no_snapshot() {
     assert_eq!(world.snapshots(&world.volume), ["backup-one"]);
 }
 
+/// A script in the place of `quire`: what it does not do itself, `quire` does.
+fn in_place_of_quire(world: &World, script: &str) -> PathBuf {
+    let path = world.dir.path().join("instead");
+    let script = format!("#!/bin/sh\n{script}\nexec '{}' \"$@\"\n", quire().display());
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// A snapshot that was taken, but could not be listed after that, stayed for ever: the next try had another
+/// name.
+#[test]
+fn a_try_that_fails_behind_its_snapshot_leaves_none() {
+    let world = World::new();
+    world.write("note", 5000, 1);
+    let listed = world.path("listed");
+    let script = format!("if [ $1/$2 = snapshot/list ]; then\n[ -e {listed} ] && exit 2\ntouch {listed}\nfi");
+    let broken = in_place_of_quire(&world, &script);
+    let tried = world.backup(&["create"]).env("QUIRE", &broken).output().unwrap();
+    assert_eq!(tried.status.code(), Some(2), "{}", text(&tried));
+    assert!(text(&tried).contains("the snapshot was deleted again"), "{}", text(&tried));
+    assert_eq!(world.snapshots(&world.volume), Vec::<String>::new());
+}
+
+/// Two volumes that were backed up to one store in the same second had one name. The later one failed, and
+/// advised to go on with that name, which can never work.
+#[test]
+fn a_name_that_is_taken_is_given_up() {
+    let world = World::new();
+    world.write("note", 5000, 1);
+    world.done(&["create", "--name=one"]);
+    let store = world.store.display();
+    let script = format!("[ $1 = send ] && mkdir {store}/two && cp {store}/one/manifest.json {store}/two");
+    let meanwhile = in_place_of_quire(&world, &script);
+    let tried = world.backup(&["create", "--name=two"]).env("QUIRE", &meanwhile).output().unwrap();
+    assert!(text(&tried).contains("already has a backup two"), "{}", text(&tried));
+    assert!(!text(&tried).contains("go on with"), "{}", text(&tried));
+    assert_eq!(world.snapshots(&world.volume), ["backup-one"]);
+    std::fs::remove_dir_all(world.store.join("two")).unwrap();
+
+    // The snapshot of two programs that make one backup stays, as the backup that was made goes on.
+    let begun = world.path("begun");
+    let script = format!(
+        "[ $1 = send ] && ! [ -e {begun} ] && touch {begun} &&\n\
+         QUIRE='{}' '{BACKUP}' create --full --name=three {} {store} >&2",
+        quire().display(),
+        world.volume.display()
+    );
+    let meanwhile = in_place_of_quire(&world, &script);
+    let tried =
+        world.backup(&["create", "--full", "--name=three"]).env("QUIRE", &meanwhile).output().unwrap();
+    assert!(text(&tried).contains("already has a backup three"), "{}", text(&tried));
+    assert!(!text(&tried).contains("go on with"), "{}", text(&tried));
+    assert_eq!(world.snapshots(&world.volume), ["backup-three"]);
+
+    let about = Command::new(quire()).args(["info", "--json"]).arg(&world.volume).output().unwrap();
+    let about: serde_json::Value = serde_json::from_slice(&about.stdout).unwrap();
+    world.done(&["create"]);
+    let names = world.snapshots(&world.volume);
+    assert!(names[0].ends_with(&format!("Z-{}", &about["uuid"].as_str().unwrap()[..4])), "{names:?}");
+}
+
+/// A restore to a volume that somebody has open failed with a code of its own, and with `quire:` twice. One
+/// to a mount point, or to a volume that has the backup, deleted snapshots before it was refused.
+#[test]
+fn a_restore_that_is_refused_changes_nothing() {
+    let world = World::new();
+    world.write("note", 5000, 1);
+    world.done(&["create", "--name=one"]);
+    world.write("note", 5000, 2);
+    let keeps = in_place_of_quire(&world, "[ $1/$2 = snapshot/delete ] && exit 2");
+    let made = world.backup(&["create", "--name=two"]).env("QUIRE", &keeps).output().unwrap();
+    assert!(text(&made).contains("backup-one stays"), "{}", text(&made));
+    let volume = world.volume.to_str().unwrap();
+    assert!(world.fails(&["restore", "two", volume], 32).contains("nothing was restored"));
+    assert_eq!(world.snapshots(&world.volume), ["backup-one", "backup-two"]);
+    assert!(world.fails(&["restore", "two", &world.path("")], 37).contains("is a directory"));
+
+    let open = Volume::open(&world.volume).unwrap();
+    let refused = world.fails(&["restore", "two", volume], 36);
+    assert!(refused.contains("already open"), "{refused}");
+    assert!(!refused.contains("quire backup: quire:"), "{refused}");
+    open.close().unwrap();
+}
+
+/// A name that is not in the store was called damaged where the manifest of any other backup was.
+#[test]
+fn a_backup_that_is_not_there_is_missing_beside_a_damaged_one() {
+    let world = World::new();
+    world.write("note", 5000, 1);
+    world.done(&["create", "--name=one"]);
+    std::fs::write(world.store.join("one/manifest.json"), b"{").unwrap();
+    assert!(world.fails(&["verify", "two"], 37).contains("there is no backup two"));
+    world.fails(&["verify", "one"], 35);
+}
+
 /// What a killed upload leaves in a directory has a name that no listing of the store shows, so no prune
 /// found it. Nor did a prune remove the directories of the backups that it deleted.
 #[test]

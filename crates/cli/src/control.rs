@@ -67,9 +67,10 @@ pub fn limit(stream: &UnixStream) -> std::io::Result<()> {
 pub fn open(dir: &Path, request: &str) -> Outcome<UnixStream> {
     let entry = places::mounted(dir)?;
     let stream = connect(&entry).map_err(|error| match error.kind() {
-        std::io::ErrorKind::ConnectionRefused => {
-            Failure::new(37, format!("no Quire server of this system answers for {}", dir.display()))
-        }
+        std::io::ErrorKind::ConnectionRefused => Failure::new(
+            exit::MISSING,
+            format!("no Quire server of this system answers for {}", dir.display()),
+        ),
         _ => talking(dir, &error),
     })?;
     if !is_trusted(&stream) {
@@ -77,7 +78,7 @@ pub fn open(dir: &Path, request: &str) -> Outcome<UnixStream> {
         let owner = socket_peercred(&stream).map(|peer| peer.uid.as_raw());
         let owner = owner.map_or_else(|_| "another user".into(), |uid| format!("user {uid}"));
         return Err(Failure::new(
-            38,
+            exit::NOT_PERMITTED,
             format!("the server of {} belongs to {owner}: run this as that user", dir.display()),
         ));
     }

@@ -28,8 +28,22 @@ pub const USAGE: u8 = 1;
 pub const SYSTEM: u8 = 2;
 /// The operation failed.
 pub const FAILED: u8 = 32;
+/// There is no volume.
+pub const NO_VOLUME: u8 = 33;
+/// The volume's format is newer than this program.
+pub const NEWER_FORMAT: u8 = 34;
+/// What is stored is damaged.
+pub const DAMAGED: u8 = 35;
+/// Somebody else has what is asked for.
+pub const BUSY: u8 = 36;
+/// Something is missing, is there already, or is not what it should be.
+pub const MISSING: u8 = 37;
+/// Not permitted.
+pub const NOT_PERMITTED: u8 = 38;
+/// No space.
+pub const NO_SPACE: u8 = 39;
 /// The largest exit code.
-pub const MAX: u8 = 39;
+pub const MAX: u8 = NO_SPACE;
 /// Shown at the end of `--help`.
 pub const HELP: &str = "\
 Exit codes: 0 done; 1 wrong usage; 2 system error; 32 failed; 33 no Quire volume there; 34 volume of a newer \
@@ -77,18 +91,18 @@ impl fmt::Display for Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         let (code, advice) = match error.kind() {
-            ErrorKind::NotAVolume => (33, "make one with `quire mkfs`"),
-            ErrorKind::UnknownFormat => (34, "use a newer version of quire"),
+            ErrorKind::NotAVolume => (NO_VOLUME, "make one with `quire mkfs`"),
+            ErrorKind::UnknownFormat => (NEWER_FORMAT, "use a newer version of quire"),
             ErrorKind::Corrupt => (
-                35,
+                DAMAGED,
                 "`quire fsck` says what is damaged, `quire fsck --repair` mends what it can, `quire salvage` copies files out",
             ),
-            ErrorKind::Busy => (36, ""),
+            ErrorKind::Busy => (BUSY, ""),
             ErrorKind::NotFound | ErrorKind::NotDirectory | ErrorKind::IsDirectory | ErrorKind::Exists => {
-                (37, "")
+                (MISSING, "")
             }
-            ErrorKind::AccessDenied | ErrorKind::NotPermitted => (38, ""),
-            ErrorKind::NoSpace => (39, ""),
+            ErrorKind::AccessDenied | ErrorKind::NotPermitted => (NOT_PERMITTED, ""),
+            ErrorKind::NoSpace => (NO_SPACE, ""),
             ErrorKind::NoMemory => (SYSTEM, ""),
             ErrorKind::Invalid => (USAGE, ""),
             _ => (FAILED, ""),

@@ -15,7 +15,7 @@ use quire_format::superblock::{JOURNAL_START, Superblock};
 use rustix::fs::FlockOperation;
 use rustix::fs::OFlags;
 
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 
 /// The absolute path of a volume that must exist. An address stays as it is.
 pub fn find(volume: &Path) -> Outcome<PathBuf> {
@@ -24,15 +24,17 @@ pub fn find(volume: &Path) -> Outcome<PathBuf> {
     }
     volume.canonicalize().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Failure::new(
-            37,
+            exit::MISSING,
             format!(
                 "volume {} does not exist; make one with `quire mkfs --size 10G {}`",
                 volume.display(),
                 volume.display()
             ),
         ),
-        io::ErrorKind::PermissionDenied => Failure::new(38, format!("volume {}: {error}", volume.display())),
-        _ => Failure::new(37, format!("volume {}: {error}", volume.display())),
+        io::ErrorKind::PermissionDenied => {
+            Failure::new(exit::NOT_PERMITTED, format!("volume {}: {error}", volume.display()))
+        }
+        _ => Failure::new(exit::MISSING, format!("volume {}: {error}", volume.display())),
     })
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use quire_fuse::mount;
 
 use crate::arguments::Mount;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::image;
 use crate::mount_options::MountOptions;
 
@@ -29,7 +29,7 @@ pub fn check(arguments: &Mount) -> Outcome<Checked> {
     let dir = mount::resolve(&arguments.dir)?;
     if let Some(entry) = mount::mounted_at(&dir)? {
         return Err(Failure::new(
-            36,
+            exit::BUSY,
             format!(
                 "{} is already mounted at {}; unmount it first (`quire umount {}`), or choose another directory",
                 entry.source.display(),
@@ -39,7 +39,7 @@ pub fn check(arguments: &Mount) -> Outcome<Checked> {
         ));
     }
     if !dir.is_dir() {
-        return Err(Failure::new(37, format!("mount point {} is not a directory", dir.display())));
+        return Err(Failure::new(exit::MISSING, format!("mount point {} is not a directory", dir.display())));
     }
     // Not a volume, or of a newer format: said without starting anything.
     image::newest_superblock(&volume)?;

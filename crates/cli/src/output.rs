@@ -1,10 +1,12 @@
-//! Lines on the standard output. A reader that has seen enough (`| head`) is no failure, and no panic; any
-//! other error is kept for the end of the program.
+//! Lines on the standard output, and progress on a terminal. A reader that has seen enough (`| head`) is no
+//! failure, and no panic; any other error is kept for the end of the program.
 
 use std::fmt;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::exit::{Failure, Outcome};
 
@@ -30,6 +32,16 @@ fn keep(written: io::Result<()>) {
         Err(error) => drop(FAILED.set(error)),
         Ok(()) => {}
     }
+}
+
+/// A progress bar of this form where the standard error is a terminal; else, and where none is wanted, one
+/// that is not shown.
+pub fn bar(is_wanted: bool, form: &str) -> ProgressBar {
+    if !is_wanted || !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(form).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(0).with_style(style)
 }
 
 /// Whether nobody reads any more: for a command that would else print for ever.

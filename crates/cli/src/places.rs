@@ -13,15 +13,15 @@ use quire_base::Result;
 use quire_fuse::{MountEntry, mount as mounts};
 use rustix::process::Pid;
 
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::{control, image};
 
 /// The Quire mount at `dir`, which must be there.
 pub fn mounted(dir: &Path) -> Outcome<MountEntry> {
     let dir = mounts::resolve(dir)?;
-    mounts::mounted_at(&dir)?
-        .filter(MountEntry::is_quire)
-        .ok_or_else(|| Failure::new(37, format!("no Quire volume is mounted at {}", dir.display())))
+    mounts::mounted_at(&dir)?.filter(MountEntry::is_quire).ok_or_else(|| {
+        Failure::new(exit::MISSING, format!("no Quire volume is mounted at {}", dir.display()))
+    })
 }
 
 /// Where a volume is mounted that was named by its mount point or by its image or device.
@@ -55,7 +55,7 @@ pub fn unmounted(volume: &Path) -> Outcome<PathBuf> {
                 "is a directory with nothing mounted on it; a volume is an image file or a block device"
             }
         };
-        return Err(Failure::new(37, format!("{} {why}", volume.display())));
+        return Err(Failure::new(exit::MISSING, format!("{} {why}", volume.display())));
     }
     Ok(volume)
 }

@@ -11,7 +11,8 @@ use crate::exit::{self, Failure, Outcome};
 /// Between two looks at a task: at first, and at most.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
 
-/// Makes a request that starts a task, and waits for its end. `look` is called between two looks.
+/// Makes a request that starts a task, and waits for its end, however long the server takes to say how it is
+/// going. `look` is called between two looks.
 pub fn wait(dir: &Path, request: &str, look: &mut dyn FnMut() -> Outcome) -> Outcome {
     let odd = || Failure::new(exit::FAILED, format!("the server of {} gave an odd answer", dir.display()));
     let parse = |answer: String| serde_json::from_str::<Value>(&answer).map_err(|_| odd());
@@ -32,6 +33,6 @@ pub fn wait(dir: &Path, request: &str, look: &mut dyn FnMut() -> Outcome) -> Out
         std::thread::sleep(pause);
         pause = (2 * pause).min(LOOKS.1);
         look()?;
-        task = parse(control::ask(dir, &format!("task {number}"))?)?;
+        task = parse(control::ask_patiently(dir, &format!("task {number}"))?)?;
     }
 }

@@ -50,6 +50,21 @@ fn a_full_log_ends_no_server() {
     expect(&place.umount(), 0, &[]);
 }
 
+/// The server gets a log file's whole path among the options. A comma in the working directory made another
+/// option of its end.
+#[test]
+fn a_log_in_a_directory_with_a_comma_is_refused() {
+    if !can_mount("a_log_in_a_directory_with_a_comma_is_refused") {
+        return;
+    }
+    let place = Place::with_volume();
+    let odd = place.path("a,ro");
+    std::fs::create_dir(&odd).unwrap();
+    let mut mount = Command::new(QUIRE);
+    mount.args(["mount", "-o", "log=log"]).arg(place.image()).arg(place.dir()).current_dir(&odd);
+    expect(&mount.output().unwrap(), 1, &["a,ro/log cannot stand among mount options", "-o log=FILE"]);
+}
+
 /// A misspelt path of a log made directories, in the root if need be.
 #[test]
 fn a_log_in_no_directory_is_refused() {
@@ -66,6 +81,7 @@ fn a_log_in_no_directory_is_refused() {
 
 /// A name that looked like a path was taken for the volume's: umount did not wait until the volume was
 /// closed, a second mount of it waited for half a minute, and a dead server's mount was not cleared away.
+/// `quire info` of the mount did not say which volume it is.
 #[test]
 fn a_mount_shown_under_another_name() {
     if !can_mount("a_mount_shown_under_another_name") {
@@ -79,6 +95,9 @@ fn a_mount_shown_under_another_name() {
         let twice = quire(&["mount".as_ref(), place.image().as_os_str(), place.path("second").as_os_str()]);
         expect(&twice, 36, &["already open", &format!("mounted at {}", place.dir().display())]);
         std::fs::write(place.path("mnt/file"), "kept").unwrap();
+        // `quire backup` asks the mount which volume that is.
+        let about = quire(&["info".as_ref(), "--json".as_ref(), place.dir().as_os_str()]);
+        expect(&about, 0, &["\"uuid\"", "\"block_size\": 4096", "\"blocks\": 16384"]);
         expect(&place.umount(), 0, &[]);
         expect(&quire(&[OsStr::new("info"), place.image().as_os_str()]), 0, &["clean"]);
     }

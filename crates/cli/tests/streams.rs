@@ -241,6 +241,28 @@ fn a_volume_is_replicated() {
     volume.check();
 }
 
+/// A connection that says more than a pipe holds stopped the stream for ever, as nobody read that before the
+/// end.
+#[test]
+fn a_talkative_connection_is_listened_to() {
+    let place = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| quire(place.path(), arguments, None, None);
+    for image in ["a.img", "copy.img"] {
+        expect(&run(&["mkfs", "--size=64M", image]), 0, &[]);
+    }
+    let source = quire::Volume::open(place.path().join("a.img")).unwrap();
+    source.write("large", pattern(1, 1 << 20)).unwrap();
+    source.close().unwrap();
+    let rsh = place.path().join("rsh");
+    let script = "#!/bin/sh\nshift\nhead --bytes=200000 /dev/zero | tr '\\0' x >&2\nexec sh -c \"$*\"\n";
+    std::fs::write(&rsh, script).unwrap();
+    std::fs::set_permissions(&rsh, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let options = ["--once", "--remote-program", QUIRE, "--rsh", rsh.to_str().unwrap()];
+    let run_out = ["60", QUIRE, "replicate"].iter().chain(&options).chain(&["a.img", "other:copy.img"]);
+    let done = Command::new("timeout").args(run_out).current_dir(place.path()).output().unwrap();
+    assert_eq!(done.status.code(), Some(0), "{}", done.status);
+}
+
 /// A target that has the same numbers, and is the copy of another volume: the round deleted the source's
 /// snapshots before the receiver said so, and the right copy followed no more.
 #[test]

@@ -3,7 +3,8 @@
 //! The volume is repaired in memory, over the device as it is ([`crate::lossy`]); the files are read from the
 //! result. Nothing is ever written to the device. Copied are names, contents with their holes, hard links,
 //! symbolic links, pipes, sockets and devices, and of all of them mode, owner, times and extended attributes.
-//! A block that cannot be read stays a hole of the copy, and is told.
+//! A block that cannot be read stays a hole of the copy, and is told. A target that cannot be written ends
+//! the copy. The copy is durable when it is whole.
 //!
 //! Neighbours: [`copy`] makes one file of the target from one inode.
 
@@ -72,7 +73,7 @@ impl Salvaged {
 /// made, or is empty.
 ///
 /// Errors: those of [`crate::check`]; `Exists` if the directory has something in it; `Corrupt` if no node of
-/// a tree can be found.
+/// a tree can be found; `NoSpace`, `ReadOnly` or `Io` if the directory's file system cannot be written.
 #[cfg(not(any(loom, shuttle)))]
 pub fn salvage(path: &Path, into: &Path, progress: Option<&dyn Fn(Progress)>) -> Result<Salvaged> {
     salvage_backend(quire_device::open_image(path, quire_device::OpenMode::ReadOnly)?, into, progress)
@@ -112,6 +113,5 @@ pub fn salvage_backend(
             volume
         }
     };
-    target.copy_all(&volume, &mut salvaged, progress);
-    Ok(salvaged)
+    target.copy_all(&volume, &mut salvaged, progress).map(|()| salvaged)
 }

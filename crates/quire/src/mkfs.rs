@@ -234,12 +234,12 @@ pub(crate) fn open_for_format(path: &std::path::Path, options: &FormatOptions) -
         let wanted = options.size.unwrap_or(metadata.len());
         check_size(wanted, options)?;
         if wanted > metadata.len() {
-            // A file that is open elsewhere keeps its length: the lock comes first.
+            // A file that is open elsewhere keeps its length: the lock comes first, and is held from here on.
             let backend = quire_device::open_image(path, quire_device::OpenMode::ReadWrite)?;
             // A refusal changes nothing, and a volume's second superblocks lie at the end that the file has
             // now.
             if backend.blocks() > 0 && !options.force {
-                refuse_existing(&Device::new(backend))?;
+                refuse_existing(&Device::new(backend.clone()))?;
             }
             // A file of less than a block may hold something, too.
             if metadata.len() > 0 && !options.force {
@@ -256,11 +256,8 @@ pub(crate) fn open_for_format(path: &std::path::Path, options: &FormatOptions) -
                     ));
                 }
             }
-            let file = std::fs::OpenOptions::new()
-                .write(true)
-                .open(path)
-                .map_err(|error| Error::os(doing("opening"), &error))?;
-            file.set_len(wanted).map_err(|error| Error::os(doing("enlarging"), &error))?;
+            backend.grow(wanted.div_ceil(BLOCK_SIZE as u64))?;
+            return Ok(backend);
         }
     }
     quire_device::open_image(path, quire_device::OpenMode::ReadWrite)

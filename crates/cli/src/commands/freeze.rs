@@ -48,7 +48,7 @@ pub fn check_thawed(dir: &Path) -> Outcome {
     match control::ask(dir, "freeze status") {
         Ok(phase) if phase != "thawed\n" => {
             let why = format!("{} is frozen: quire thaw ends that", dir.display());
-            Err(Failure::new(36, why))
+            Err(Failure::new(exit::BUSY, why))
         }
         // The last freeze failed.
         Err(failure) if failure.code == exit::FAILED => Ok(()),
@@ -56,6 +56,7 @@ pub fn check_thawed(dir: &Path) -> Outcome {
     }
 }
 
+/// A request whose answer nobody awaits freezes the volume all the same.
 fn ask(dir: &Path, request: &str) -> Outcome<String> {
-    Ok(control::ask(dir, &format!("freeze {request}"))?.trim_end().to_owned())
+    Ok(control::ask_patiently(dir, &format!("freeze {request}"))?.trim_end().to_owned())
 }

@@ -1,9 +1,6 @@
 //! `quire fsck`, with the exit codes of fsck(8).
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
-
-use indicatif::{ProgressBar, ProgressStyle};
 
 use super::check::{self, Checked, Repair};
 use crate::arguments::Fsck;
@@ -11,6 +8,9 @@ use crate::{image, output};
 
 /// fsck(8): the check could not run.
 const FAILED: u8 = 8;
+
+/// How far a check or a salvage is.
+pub(super) const BAR: &str = "{msg:<24} {bar:40} {percent:>3}% {elapsed}";
 
 /// Checks, and repairs if asked to.
 pub fn run(arguments: &Fsck) -> ExitCode {
@@ -21,7 +21,7 @@ pub fn run(arguments: &Fsck) -> ExitCode {
             return ExitCode::from(FAILED);
         }
     };
-    let bar = bar(!arguments.json && std::io::stderr().is_terminal());
+    let bar = output::bar(!arguments.json, BAR);
     let progress = |phase: &str, done: u64, total: u64| {
         bar.set_message(phase.to_owned());
         bar.set_length(total);
@@ -53,15 +53,6 @@ pub fn run(arguments: &Fsck) -> ExitCode {
         return ExitCode::from(checked.exit_code | FAILED);
     }
     ExitCode::from(checked.exit_code)
-}
-
-pub(super) fn bar(visible: bool) -> ProgressBar {
-    if !visible {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{msg:<24} {bar:40} {percent:>3}% {elapsed}")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(0).with_style(style)
 }
 
 fn verdict(checked: &Checked, how: Repair) -> String {

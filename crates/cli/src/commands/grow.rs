@@ -9,7 +9,7 @@ use quire::ResizeOptions;
 use quire_base::size;
 
 use crate::arguments::{Grow, NewSize};
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::places::{mount_of, unmounted};
 use crate::{control, output, task};
 
@@ -45,5 +45,5 @@ fn size_of_mount(dir: &Path) -> Outcome<u64> {
     answer
         .trim()
         .parse()
-        .map_err(|_| Failure::new(32, format!("the server of {} did not answer", dir.display())))
+        .map_err(|_| Failure::new(exit::FAILED, format!("the server of {} did not answer", dir.display())))
 }

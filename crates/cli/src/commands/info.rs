@@ -45,15 +45,22 @@ pub fn run(arguments: &Info) -> Outcome {
     };
     let superblock = found.as_ref().map(|(superblock, _)| superblock).filter(|_| mounted.is_none());
     let held = superblock.and_then(|superblock| held_by_snapshots(&path, superblock));
-    if let (Some((superblock, _)), Some(dir)) = (&mut found, &mounted) {
-        update(superblock, dir);
+    let told = mounted.as_deref().and_then(told_by_server);
+    if let (Some((superblock, _)), Some(told)) = (&mut found, &told) {
+        // The superblock is as old as the last checkpoint.
+        superblock.free_blocks = told.free_blocks;
+        superblock.inode_count = told.inodes;
+        superblock.checkpoint = told.checkpoint;
     }
     let damaged = found.as_ref().and_then(|(_, damaged)| damaged.as_ref());
     let whole = found.as_ref().map_or(0, |(superblock, _)| superblock.block_count.saturating_mul(4096));
     let truncated = std::fs::metadata(&path).is_ok_and(|about| about.is_file() && about.len() < whole);
     if arguments.json {
-        let mut value =
-            found.as_ref().map_or_else(|| json!({}), |(superblock, _)| superblock_json(superblock));
+        let mut value = match (&found, &told) {
+            (Some((superblock, _)), _) => superblock_json(superblock),
+            (None, Some(told)) => json!(told),
+            (None, None) => json!({}),
+        };
         value["mounted_at"] = mounted.map_or(Value::Null, |dir| json!(dir.to_string_lossy()));
         if let Some(asked) = &asked {
             value["transport"] = json!(asked.transport);
@@ -65,8 +72,15 @@ pub fn run(arguments: &Info) -> Outcome {
         output::line(format_args!("{value:#}"));
         return Ok(());
     }
-    if let Some((superblock, _)) = &found {
-        output::line(text(superblock).trim_end());
+    match (&found, &told) {
+        (Some((superblock, _)), _) => output::line(text(superblock).trim_end()),
+        (None, Some(told)) => {
+            let bytes = |blocks: u64| size::show(blocks * told.block_size);
+            output::line(format_args!("uuid             {}", told.uuid));
+            output::line(format_args!("size             {}", bytes(told.blocks)));
+            output::line(format_args!("free             {}", bytes(told.free_blocks)));
+        }
+        (None, None) => {}
     }
     if let Some(blocks) = held {
         output::line(format_args!("snapshots only   {}", size::show(blocks * 4096)));
@@ -115,16 +129,30 @@ fn ask(dir: &Path) -> Outcome<Asked> {
     Ok(Asked { dir: entry.dir, volume: entry.source, transport, syncfs })
 }
 
-/// Puts what the server of a mount says into a superblock, which is as old as the last checkpoint. A server
-/// that does not answer, or that belongs to another user, changes nothing.
-fn update(superblock: &mut Superblock, dir: &Path) {
-    let Ok(answer) = control::ask(dir, "info") else { return };
-    let numbers: Vec<u64> = answer.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    if let [free_blocks, inodes, checkpoint] = numbers[..] {
-        superblock.free_blocks = free_blocks;
-        superblock.inode_count = inodes;
-        superblock.checkpoint = checkpoint;
-    }
+/// What the server of a mount says of its volume ([`crate::server::room::info`]).
+#[derive(serde::Serialize)]
+struct Told {
+    free_blocks: u64,
+    inodes: u64,
+    checkpoint: u64,
+    uuid: String,
+    block_size: u64,
+    blocks: u64,
+}
+
+/// Nothing of a server that does not answer, or that belongs to another user.
+fn told_by_server(dir: &Path) -> Option<Told> {
+    let answer = control::ask(dir, "info").ok()?;
+    let words: Vec<&str> = answer.split_whitespace().collect();
+    let number = |at: usize| words.get(at)?.parse().ok();
+    Some(Told {
+        free_blocks: number(0)?,
+        inodes: number(1)?,
+        checkpoint: number(2)?,
+        uuid: (*words.get(3)?).to_owned(),
+        block_size: number(4)?,
+        blocks: number(5)?,
+    })
 }
 
 fn text(superblock: &Superblock) -> String {

@@ -16,7 +16,7 @@ use rustix::fs::OFlags;
 use serde_json::{Value, json};
 
 use crate::arguments::Lease;
-use crate::exit::{FAILED, Failure, Outcome};
+use crate::exit::{self, FAILED, Failure, Outcome};
 use crate::output;
 
 /// How often the server is asked whether the leases are recalled.
@@ -41,7 +41,10 @@ pub fn run(arguments: &Lease) -> Outcome {
     let file = file.map_err(|error| failed(Error::os("opening it", &error)))?;
     let metadata = file.metadata().map_err(|error| failed(Error::os("looking at it", &error)))?;
     if !metadata.is_file() {
-        return Err(Failure::new(37, format!("{}: only regular files have a layout", path.display())));
+        return Err(Failure::new(
+            exit::MISSING,
+            format!("{}: only regular files have a layout", path.display()),
+        ));
     }
     let mut leases: Vec<HeldLease<'_>> = Vec::new();
     let Range { start, end } = arguments.range.clone().unwrap_or(0..u64::MAX);

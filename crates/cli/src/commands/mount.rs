@@ -79,7 +79,15 @@ pub fn in_background(checked: &Checked, options: &[String], supervise: bool) -> 
     {
         let path =
             std::path::absolute(path).map_err(|error| Failure::system("finding the log file", &error))?;
-        options.push(format!("log={}", path.display()));
+        let fits = path.to_str().filter(|path| !path.contains(','));
+        let fits = fits.ok_or_else(|| {
+            Failure::usage(format!(
+                "the log file {} cannot stand among mount options, which have no commas and are UTF-8: choose another \
+                 with -o log=FILE, or log=syslog",
+                path.display()
+            ))
+        })?;
+        options.push(format!("log={fits}"));
     }
     process::start(&checked.volume, &checked.dir, &options, log.as_deref(), supervise)
 }

@@ -15,7 +15,7 @@ use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
 use crate::arguments::{Get, Set};
-use crate::exit::{FAILED, Failure, Outcome};
+use crate::exit::{self, FAILED, Failure, Outcome};
 use crate::output;
 use crate::values::{CACHE, Setting, UNTORN};
 
@@ -77,7 +77,7 @@ fn walk(paths: &[PathBuf], recursive: bool, visit: &mut dyn FnMut(Found) -> Outc
         let top = std::fs::metadata(path).map_err(|error| failed("looking at", path, error))?;
         if !ours.contains(&top.dev()) {
             return Err(Failure::new(
-                37,
+                exit::MISSING,
                 format!(
                     "{} is not on a mount of a Quire volume: only there files have properties",
                     path.display()
@@ -185,7 +185,7 @@ pub fn set(arguments: &Set) -> Outcome {
         for setting in &settings {
             change(*setting, &found.path).map_err(|error| match error {
                 Errno::PERM | Errno::ACCESS => Failure::new(
-                    38,
+                    exit::NOT_PERMITTED,
                     format!(
                         "{setting} for {}: {}; it takes the right to write, and the owner or root to turn untorn off or \
                          make it smaller",

@@ -28,7 +28,7 @@ use quire_format::receive::Token;
 use report::Report;
 
 use crate::arguments::Replicate;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::logging;
 
 /// Rests between rounds that fail: the first, and the longest.
@@ -90,7 +90,7 @@ impl Replication {
         // A receive that was given up, and cut off in that, leaves one that the next receive deletes.
         if common.is_none() && there.iter().any(|snapshot| snapshot.name != BASE_NAME) {
             return Err(Failure::new(
-                32,
+                exit::FAILED,
                 format!(
                     "{} has no snapshot {}-NUMBER in common with {}: make it anew with `quire mkfs --force`, \
                      then everything is sent once",
@@ -110,8 +110,9 @@ impl Replication {
         let name = self.name(last + 1);
         self.source.run(&["snapshot", "create", self.source.volume(), &name])?;
         let taken = self.source.snapshots()?.into_iter().find(|snapshot| snapshot.name == name);
-        let taken = taken
-            .ok_or_else(|| Failure::new(37, format!("{name} has disappeared from {}", self.source.name())))?;
+        let taken = taken.ok_or_else(|| {
+            Failure::new(exit::MISSING, format!("{name} has disappeared from {}", self.source.name()))
+        })?;
         let from = common.map(|(number, _)| self.name(*number));
         let began = Instant::now();
         let sent = ends::pipe(&self.source, &self.send(&name, from.as_deref()), &self.target, report);
@@ -151,7 +152,7 @@ impl Replication {
         let rest = ["send", "--quiet", "--resume", &token, self.source.volume()].map(str::to_owned);
         match ends::pipe(&self.source, &rest, &self.target, report) {
             Ok(_) => Ok(()),
-            Err(failure) if failure.code == 37 && self.is_gone(&token) => {
+            Err(failure) if failure.code == exit::MISSING && self.is_gone(&token) => {
                 tracing::warn!("{failure}: what had been received is given up");
                 self.target.run(&["receive", "--abort", self.target.volume()]).map(drop)
             }

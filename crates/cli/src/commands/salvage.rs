@@ -1,22 +1,21 @@
 //! `quire salvage`.
 
-use std::io::IsTerminal;
-
 use quire_base::ErrorKind;
 use quire_fsck::Progress;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::fsck::bar;
+use super::fsck::BAR;
 use crate::arguments::Salvage;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, DAMAGED, Failure, Outcome};
 use crate::{image, output};
-
-/// The volume is damaged: not everything could be copied.
-const DAMAGED: u8 = 35;
 
 /// Copies what can be read.
 pub fn run(arguments: &Salvage) -> Outcome {
     let volume = image::find(&arguments.volume)?;
-    let bar = bar(!arguments.json && std::io::stderr().is_terminal());
+    // Each directory above the one that is being copied is open.
+    let descriptors = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: descriptors.maximum, ..descriptors });
+    let bar = output::bar(!arguments.json, BAR);
     let tell = |now: Progress| {
         bar.set_message(now.phase);
         bar.set_length(now.total);
@@ -25,7 +24,7 @@ pub fn run(arguments: &Salvage) -> Outcome {
     let salvaged = quire_fsck::salvage(&volume, &arguments.dir, Some(&tell));
     bar.finish_and_clear();
     let salvaged = salvaged.map_err(|error| match error.kind() {
-        ErrorKind::NotAVolume => Failure::new(33, format!("{error}; nothing can be salvaged")),
+        ErrorKind::NotAVolume => Failure::new(exit::NO_VOLUME, format!("{error}; nothing can be salvaged")),
         _ => Failure::from(error),
     })?;
     if arguments.json {

@@ -1,15 +1,13 @@
 //! `quire scrub`: has the server of a mount read everything, and shows how far it is and what it found.
 
-use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use quire_base::size;
 use serde_json::Value;
 
 use crate::arguments::Scrub;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::{control, output, places};
 
 /// Between two looks at a scrub.
@@ -32,11 +30,11 @@ pub fn run(arguments: &Scrub) -> Outcome {
     if let Some(rate) = arguments.rate {
         request += &format!(" rate={rate}");
     }
-    let bar = bar(!arguments.json && std::io::stderr().is_terminal());
+    let bar = output::bar(!arguments.json, "{bar:40} {percent:>3}% {bytes_per_sec} {elapsed}");
     let mut status = ask(&dir, &request)?;
     while status["state"] == "running" {
         std::thread::sleep(LOOK);
-        status = ask(&dir, "status")?;
+        status = parse(&dir, &control::ask_patiently(&dir, "scrub status")?)?;
         let read = number(&status, "metadata_bytes") + number(&status, "data_bytes");
         bar.set_length(number(&status, "expected_bytes").max(read));
         bar.set_position(read);
@@ -46,22 +44,17 @@ pub fn run(arguments: &Scrub) -> Outcome {
 }
 
 fn ask(dir: &Path, request: &str) -> Outcome<Value> {
-    let answer = control::ask(dir, &format!("scrub {request}"))?;
-    serde_json::from_str(&answer)
-        .map_err(|error| Failure::new(32, format!("the answer of the server of {}: {error}", dir.display())))
+    parse(dir, &control::ask(dir, &format!("scrub {request}"))?)
+}
+
+fn parse(dir: &Path, answer: &str) -> Outcome<Value> {
+    serde_json::from_str(answer).map_err(|error| {
+        Failure::new(exit::FAILED, format!("the answer of the server of {}: {error}", dir.display()))
+    })
 }
 
 fn number(status: &Value, name: &str) -> u64 {
     status[name].as_u64().unwrap_or_default()
-}
-
-fn bar(visible: bool) -> ProgressBar {
-    if !visible {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:40} {percent:>3}% {bytes_per_sec} {elapsed}")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(0).with_style(style)
 }
 
 /// Prints a state. What is lost or cannot be read is a failure.
@@ -86,7 +79,7 @@ fn show(dir: &Path, status: &Value, json: bool) -> Outcome {
         output::line(format_args!("{}: {}", dir.display(), summary(status)));
     }
     if status["state"] == "failed" {
-        return Err(Failure::new(32, status["why"].as_str().unwrap_or("the scrub failed")));
+        return Err(Failure::new(exit::FAILED, status["why"].as_str().unwrap_or("the scrub failed")));
     }
     let (before, parts_before) = (number(status, "lost_before"), number(status, "unreadable_before"));
     let (lost, parts) = (lost.len() as u64 + before, unreadable.len() as u64 + parts_before);
@@ -98,7 +91,7 @@ fn show(dir: &Path, status: &Value, json: bool) -> Outcome {
         _ => " (the server's log names those that were found before the scrub was interrupted)",
     };
     Err(Failure::new(
-        35,
+        exit::DAMAGED,
         format!(
             "{lost} pieces of metadata are lost, {parts} parts of files cannot be read{named}: copy the files that \
              can be read, then unmount and run `quire fsck`"

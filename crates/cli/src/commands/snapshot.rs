@@ -1,11 +1,9 @@
 //! `quire snapshot`: snapshots of volumes, mounted or not. Of a mounted volume its server takes, lists and
 //! deletes them ([`crate::server::snapshots`]).
 
-use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use quire::internals::inspect::Image;
 use quire::internals::snapshots;
 use quire_base::{Timestamp, size};
@@ -13,7 +11,7 @@ use quire_device::{OpenMode, open_image};
 use serde_json::{Value, json};
 
 use crate::arguments::{Snapshot, SnapshotAction};
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::places::{mount_of, unmounted};
 use crate::server::snapshots::with_space;
 use crate::{control, image, output, task};
@@ -40,7 +38,7 @@ pub fn run(arguments: &Snapshot) -> Outcome {
         },
         SnapshotAction::Rollback { volume, name } => match mount_of(volume)? {
             Some(dir) => Err(Failure::new(
-                36,
+                exit::BUSY,
                 format!(
                     "the volume is mounted at {}: a volume is rolled back while it is not mounted",
                     dir.display()
@@ -58,10 +56,14 @@ fn ask(dir: &Path, what: &str, name: &str) -> Outcome {
             "{name:?} cannot be the name of a snapshot of a mounted volume: no space at its ends, no line breaks"
         )));
     }
-    let bar = bar(what == "delete" && std::io::stderr().is_terminal());
+    let bar = output::bar(what == "delete", "{bar:40} {percent:>3}% {elapsed}");
+    bar.set_length(100);
+    if !bar.is_hidden() {
+        bar.enable_steady_tick(Duration::from_millis(200));
+    }
     let outcome = task::wait(dir, &format!("snapshot {what} {name}"), &mut || {
         if !bar.is_hidden() {
-            let list = snapshots_of(&parse(dir, &control::ask(dir, "snapshot progress")?)?);
+            let list = snapshots_of(&parse(dir, &control::ask_patiently(dir, "snapshot progress")?)?);
             let found = list.iter().find(|snapshot| snapshot["name"] == name);
             bar.set_position(found.and_then(|found| found["deleted_percent"].as_u64()).unwrap_or_default());
         }
@@ -71,21 +73,11 @@ fn ask(dir: &Path, what: &str, name: &str) -> Outcome {
     outcome
 }
 
-fn bar(visible: bool) -> ProgressBar {
-    if !visible {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:40} {percent:>3}% {elapsed}")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    let bar = ProgressBar::new(100).with_style(style);
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar
-}
-
 /// The snapshots of a mounted volume, as its server lists them.
 fn parse(dir: &Path, answer: &str) -> Outcome<Value> {
-    serde_json::from_str(answer)
-        .map_err(|error| Failure::new(32, format!("the answer of the server of {}: {error}", dir.display())))
+    serde_json::from_str(answer).map_err(|error| {
+        Failure::new(exit::FAILED, format!("the answer of the server of {}: {error}", dir.display()))
+    })
 }
 
 fn snapshots_of(list: &Value) -> Vec<Value> {

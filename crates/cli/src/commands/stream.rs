@@ -3,18 +3,20 @@
 
 use std::io::{BufRead, BufReader, BufWriter, IsTerminal, Write};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use quire::{ReceiveOptions, StreamProgress, VolumeOptions};
 use quire_base::{Error, size};
 
 use crate::arguments::{Receive, Send};
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::frames::{self, Request};
 use crate::output;
 use crate::places::{mount_of, unmounted};
 
 /// Bytes that are collected before they are written to a pipe.
 const BUFFER_BYTES: usize = 1 << 20;
+
+const BAR: &str = "{bar:40} {percent:>3}% {bytes} of {total_bytes}, {bytes_per_sec}, {eta}";
 
 /// Writes a snapshot to the standard output.
 pub fn send(arguments: &Send) -> Outcome {
@@ -30,7 +32,7 @@ pub fn send(arguments: &Send) -> Outcome {
         (None, None) => return Err(Failure::usage("the name of a snapshot is missing")),
     };
     let mut out = BufWriter::with_capacity(BUFFER_BYTES, stdout.lock());
-    let bar = bar(arguments.quiet);
+    let bar = output::bar(!arguments.quiet, BAR);
     let progress = &mut |at| show(&bar, at);
     match mount_of(&arguments.volume)? {
         Some(dir) => frames::from_mount(&dir, &request, &mut out, progress)?,
@@ -54,13 +56,15 @@ pub fn receive(arguments: &Receive) -> Outcome {
                 output::line(there.token);
                 Ok(())
             }
-            None => Err(Failure::new(37, format!("{} has no unfinished receive", path.display()))),
+            None => Err(Failure::new(exit::MISSING, format!("{} has no unfinished receive", path.display()))),
         };
     }
     if arguments.abort {
         return match ReceiveOptions::abort(&path)? {
             true => Ok(()),
-            false => Err(Failure::new(37, format!("{} has no unfinished receive", path.display()))),
+            false => {
+                Err(Failure::new(exit::MISSING, format!("{} has no unfinished receive", path.display())))
+            }
         };
     }
     let stdin = std::io::stdin();
@@ -69,7 +73,7 @@ pub fn receive(arguments: &Receive) -> Outcome {
             "a stream does not come from a terminal: give a file or a pipe of `quire send`",
         ));
     }
-    let bar = bar(arguments.quiet);
+    let bar = output::bar(!arguments.quiet, BAR);
     let mut input = BufReader::with_capacity(BUFFER_BYTES, stdin.lock());
     let options = ReceiveOptions::new().force(arguments.force);
     // Streams may come one behind the other, as `cat` joins them.
@@ -89,7 +93,7 @@ pub fn receive(arguments: &Receive) -> Outcome {
     let failure = match error.kind() {
         // The volume is sound, and needs no advice.
         quire::ErrorKind::Corrupt if error.to_string().starts_with("the stream is damaged") => {
-            Failure::new(35, error.to_string())
+            Failure::new(exit::DAMAGED, error.to_string())
         }
         _ => Failure::from(error),
     };
@@ -113,15 +117,4 @@ pub fn receive(arguments: &Receive) -> Outcome {
 fn show(bar: &ProgressBar, at: StreamProgress) {
     bar.set_length(at.total);
     bar.set_position(at.bytes);
-}
-
-fn bar(quiet: bool) -> ProgressBar {
-    if quiet || !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template(
-        "{bar:40} {percent:>3}% {bytes} of {total_bytes}, {bytes_per_sec}, {eta}",
-    )
-    .unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(0).with_style(style)
 }

@@ -3,15 +3,13 @@
 //! The server works through the volume piece by piece, at this command's request ([`crate::server::room`]);
 //! so the command sets the pace, and what it has not asked for is not done when it is interrupted.
 
-use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use quire_base::size;
 use quire_fuse::mount;
 
 use crate::arguments::Trim;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::{control, output, places};
 
 /// Less than this at a time would be discards of single blocks.
@@ -31,7 +29,7 @@ pub fn run(arguments: &Trim) -> Outcome {
     mount::sync(&dir)?;
     // Short pieces, so that the device is never busy for long.
     let most = arguments.rate.map_or(u64::MAX, |rate| (rate / PIECES_A_SECOND).max(RATE_MIN));
-    let bar = bar();
+    let bar = output::bar(true, "{bar:40} {percent:>3}% {elapsed}");
     let (mut at, mut discarded, started) = (0, 0, Instant::now());
     loop {
         let [next, bytes, end] = ask(&dir, at, most)?;
@@ -55,17 +53,8 @@ pub fn run(arguments: &Trim) -> Outcome {
 /// One request, for `most` bytes of the volume from `at` on: from which byte to go on, how many bytes were
 /// discarded, and where the volume ends.
 fn ask(dir: &std::path::Path, at: u64, most: u64) -> Outcome<[u64; 3]> {
-    let answer = control::ask(dir, &format!("trim {at} {most}"))?;
+    let answer = control::ask_patiently(dir, &format!("trim {at} {most}"))?;
     let numbers: Vec<u64> = answer.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     <[u64; 3]>::try_from(numbers)
-        .map_err(|_| Failure::new(32, format!("the server of {} did not answer", dir.display())))
-}
-
-fn bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:40} {percent:>3}% {elapsed}")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(0).with_style(style)
+        .map_err(|_| Failure::new(exit::FAILED, format!("the server of {} did not answer", dir.display())))
 }

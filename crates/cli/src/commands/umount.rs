@@ -14,11 +14,12 @@ use quire_base::{Error, ErrorKind};
 use quire_fuse::MountEntry;
 use quire_fuse::mount::{self, Unmount};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::arguments::Umount;
 use crate::commands::freeze;
-use crate::exit::{FAILED, Failure, Outcome};
+use crate::exit::{self, FAILED, Failure, Outcome};
 use crate::{control, image};
 
 /// How long the closing of a volume may take before the command gives up waiting (not closing).
@@ -30,11 +31,11 @@ const HINT_AFTER: Duration = Duration::from_secs(60);
 pub fn run(arguments: &Umount) -> Outcome {
     let dir = mount::resolve(&arguments.dir)?;
     let Some(entry) = mount::mounted_at(&dir)? else {
-        return Err(Failure::new(37, format!("nothing is mounted at {}", dir.display())));
+        return Err(Failure::new(exit::MISSING, format!("nothing is mounted at {}", dir.display())));
     };
     if !entry.is_quire() {
         return Err(Failure::new(
-            37,
+            exit::MISSING,
             format!("{} is a mount of type {}, not a Quire volume", dir.display(), entry.kind),
         ));
     }
@@ -62,7 +63,7 @@ pub fn run(arguments: &Umount) -> Outcome {
         return lost.map_or(Ok(()), |error| Err(not_on_disk(&dir, &error)));
     }
     Err(Failure::new(
-        36,
+        exit::BUSY,
         format!("{} is unmounted, but {} is still open", dir.display(), entry.source.display()),
     ))
 }
@@ -89,20 +90,22 @@ fn still_mounted(entry: &MountEntry) -> Outcome<Option<String>> {
 }
 
 /// Has everything written back; gives what failed. A frozen volume has nothing to write, and a dead server
-/// writes nothing.
+/// writes nothing. One that cannot be asked whether it is frozen, as it is busy or another user's, writes
+/// back all the same.
 fn write_back(dir: &Path) -> Outcome<Option<Error>> {
-    if freeze::check_thawed(dir).is_err() {
+    if freeze::check_thawed(dir).is_err_and(|failure| failure.code == exit::BUSY) {
         return Ok(None);
     }
     match mount::sync(dir) {
         Err(error) if error.kind() == ErrorKind::NoSpace => Err(Failure::new(
-            39,
+            exit::NO_SPACE,
             format!(
                 "{} stays mounted: there is no room for what was written to it ({error}); make room where the image lies and \
                  try again, or give up what is not on disk: quire umount --lazy",
                 dir.display()
             ),
         )),
+        Err(error) if error.os_error() == Some(Errno::NOTCONN.raw_os_error()) => Ok(None),
         Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Shutdown) => Ok(Some(error)),
         _ => Ok(None),
     }

@@ -6,7 +6,7 @@ use quire_bench::arguments::Probe;
 use quire_fuse::mount::{self, Unmount};
 
 use crate::arguments::{Mkfs, Mount, Up};
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::{commands, mount_check, output};
 use quire_base::size;
 
@@ -50,8 +50,9 @@ pub fn run(arguments: &Up) -> Outcome {
             size::show(SIZE)
         ));
     }
-    std::fs::create_dir_all(dir)
-        .map_err(|error| Failure::new(37, format!("making the directory {}: {error}", dir.display())))?;
+    std::fs::create_dir_all(dir).map_err(|error| {
+        Failure::new(exit::MISSING, format!("making the directory {}: {error}", dir.display()))
+    })?;
     let mount = Mount {
         options: Vec::new(),
         foreground: false,

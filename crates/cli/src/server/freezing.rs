@@ -80,7 +80,7 @@ impl Freezing {
     fn begin(&self, limit: Duration, volume: &Volume) -> Outcome {
         let mut state = self.state();
         if matches!(state.phase, Phase::Freezing | Phase::Frozen) {
-            return Err(Failure::new(36, "the volume is frozen already: quire thaw ends that"));
+            return Err(Failure::new(exit::BUSY, "the volume is frozen already: quire thaw ends that"));
         }
         *state = State { phase: Phase::Freezing, end: false };
         drop(state);
@@ -147,7 +147,7 @@ impl Freezing {
                     ),
                 ))
             }
-            Phase::Thawed | Phase::Failed(_) => Err(Failure::new(37, "the volume is not frozen")),
+            Phase::Thawed | Phase::Failed(_) => Err(Failure::new(exit::MISSING, "the volume is not frozen")),
         }
     }
 }

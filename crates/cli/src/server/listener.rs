@@ -1,7 +1,7 @@
 //! The server's side of the control socket, and its numbers over HTTP.
 //!
-//! One client at a time is answered on the socket, but for streams and what walks through all space, which
-//! have threads of their own; with `-o metrics=` the numbers are also served over HTTP,
+//! One client at a time is answered on the socket, but for streams and what walks through space or waits for
+//! the device, which have threads of their own; with `-o metrics=` the numbers are also served over HTTP,
 //! to programs that can reach the loopback port or may open the socket.
 //!
 //! Neighbours: [`crate::control`] says what is spoken; the other modules here do what is asked for;
@@ -35,6 +35,9 @@ use crate::mount_options::MetricsTarget;
 const REFUSAL: &str = "error 38 only root and the user who mounted may ask the server of a mount\n";
 /// How long an address may be in use by a server that ends.
 const ENDING_PATIENCE: Duration = Duration::from_secs(2);
+
+/// After an accept that failed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The control socket of a mount.
 pub struct ControlSocket(Option<Arc<UnixListener>>);
@@ -74,9 +77,9 @@ pub fn serve_metrics(volume: &Volume, metrics: Option<&MetricsTarget>) -> Result
             let listener = bind(|| TcpListener::bind(address))
                 .map_err(|error| Error::os(format!("serving metrics at {address}"), &error))?;
             spawn("quire-metrics", move || {
-                for stream in listener.incoming().flatten() {
-                    let _ = http(Within::patience(&stream), Within::patience(&stream), &volume);
-                }
+                each(listener.incoming(), |stream| {
+                    let _ = http(Within::patience(stream), Within::patience(stream), &volume);
+                });
             })
         }
         MetricsTarget::Socket(path) => {
@@ -85,9 +88,9 @@ pub fn serve_metrics(volume: &Volume, metrics: Option<&MetricsTarget>) -> Result
             };
             let listener = bind(|| bind_private(path)).map_err(failed)?;
             spawn("quire-metrics", move || {
-                for stream in listener.incoming().flatten() {
-                    let _ = http(Within::patience(&stream), Within::patience(&stream), &volume);
-                }
+                each(listener.incoming(), |stream| {
+                    let _ = http(Within::patience(stream), Within::patience(stream), &volume);
+                });
             })
         }
     }
@@ -140,46 +143,56 @@ struct Asked {
     sending: Sending,
 }
 
-fn control(listener: &UnixListener, volume: &Volume, asked: &Asked) {
-    for stream in listener.incoming() {
-        let stream = match stream {
-            Ok(stream) => stream,
+/// Serves connections until the socket is shut down. An accept that fails, as where no descriptor is left, is
+/// tried again after a pause.
+fn each<S>(incoming: impl Iterator<Item = std::io::Result<S>>, serve: impl Fn(&S)) {
+    for stream in incoming {
+        match stream {
+            Ok(stream) => serve(&stream),
             // What a socket says that was shut down.
             Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => return,
-            Err(_) => continue,
-        };
-        if !is_trusted(&stream) {
-            // Said without listening first. It fits into the socket's buffer, so nobody waits.
-            let _ = limit(&stream).and_then(|()| (&stream).write_all(REFUSAL.as_bytes()));
-            continue;
-        }
-        let done = limit(&stream).and_then(|()| {
-            let mut line = String::new();
-            BufReader::new((&stream).take(LINE_MAX)).read_line(&mut line)?;
-            let connection = stream.try_clone()?;
-            let outcome = match line.trim().split_once(' ') {
-                Some(("send", request)) => asked.sending.start(request, volume, connection),
-                Some(("snapshot", "list")) => {
-                    let volume = volume.clone();
-                    asked.sending.run(move || {
-                        let text = told(snapshots::list_with_space(&volume));
-                        if let Err(error) = (&connection).write_all(text.as_bytes()) {
-                            tracing::debug!("a control connection: {error}");
-                        }
-                    })
-                }
-                _ => return (&stream).write_all(told(answer(line.trim(), volume, asked)).as_bytes()),
-            };
-            match outcome {
-                // A thread of its own answers.
-                Ok(()) => Ok(()),
-                Err(failure) => (&stream).write_all(told(Err(failure)).as_bytes()),
-            }
-        });
-        if let Err(error) = done {
-            tracing::debug!("a control connection: {error}");
+            Err(_) => thread::sleep(ACCEPT_PAUSE),
         }
     }
+}
+
+fn control(listener: &UnixListener, volume: &Volume, asked: &Asked) {
+    each(listener.incoming(), |stream| {
+        if !is_trusted(stream) {
+            // Said without listening first. It fits into the socket's buffer, so nobody waits.
+            let _ = limit(stream).and_then(|()| (&*stream).write_all(REFUSAL.as_bytes()));
+            return;
+        }
+        if let Err(error) = limit(stream).and_then(|()| hear(stream, volume, asked)) {
+            tracing::debug!("a control connection: {error}");
+        }
+    });
+}
+
+/// Answers one request, or starts a thread that does.
+fn hear(mut stream: &UnixStream, volume: &Volume, asked: &Asked) -> std::io::Result<()> {
+    let mut line = String::new();
+    BufReader::new(stream.take(LINE_MAX)).read_line(&mut line)?;
+    let line = line.trim().to_owned();
+    let connection = stream.try_clone()?;
+    let started = match line.split_once(' ') {
+        Some(("send", request)) => asked.sending.start(request, volume, connection),
+        // They walk through space, or wait for the device.
+        Some(("snapshot", "list") | ("trim", _)) => {
+            let volume = volume.clone();
+            asked.sending.run(move || {
+                let text = told(match line.strip_prefix("trim ") {
+                    Some(part) => room::trim(part, &volume),
+                    None => snapshots::list_with_space(&volume),
+                });
+                if let Err(error) = (&connection).write_all(text.as_bytes()) {
+                    tracing::debug!("a control connection: {error}");
+                }
+            })
+        }
+        _ => return stream.write_all(told(answer(&line, volume, asked)).as_bytes()),
+    };
+    started.or_else(|failure| stream.write_all(told(Err(failure)).as_bytes()))
 }
 
 fn answer(line: &str, volume: &Volume, asked: &Asked) -> Outcome<String> {
@@ -191,7 +204,6 @@ fn answer(line: &str, volume: &Volume, asked: &Asked) -> Outcome<String> {
         },
         ("access-times", "keep") => told_to_keep(volume, true),
         ("access-times", "note") => told_to_keep(volume, false),
-        ("trim", from) => room::trim(from, volume),
         ("grow", wanted) => room::grow(wanted, volume, &asked.tasks),
         ("info", "") => room::info(volume),
         ("snapshot", what) => snapshots::answer(what, volume, &asked.tasks),
@@ -285,8 +297,14 @@ fn http(from: impl Read, mut to: impl Write, volume: &Volume) -> std::io::Result
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::SocketAddr;
+    use std::sync::Mutex;
+
+    use quire_base::BlockNo;
+    use quire_device::{Backend, Io, IoClass, MemoryBackend};
+    use rustix::io::Errno;
 
     use super::*;
 
@@ -304,6 +322,81 @@ mod tests {
         let serving = bind_private(&socket).expect("nobody serves it");
         assert!(bind_private(&socket).is_err(), "somebody serves it");
         drop(serving);
+    }
+
+    /// A process without a free descriptor kept a processor busy with accepts that failed.
+    #[test]
+    fn an_accept_that_fails_is_tried_again_after_a_pause() {
+        let fails = || Err(Errno::MFILE.into());
+        let ends = [fails(), fails(), Ok(()), Err(std::io::ErrorKind::InvalidInput.into()), Ok(())];
+        let (served, started) = (Cell::new(0), Instant::now());
+        each(ends.into_iter(), |()| served.set(served.get() + 1));
+        assert_eq!(served.get(), 1);
+        assert!(started.elapsed() >= 2 * ACCEPT_PAUSE);
+    }
+
+    /// Memory whose discards wait for a lock.
+    struct Stalling(MemoryBackend, Mutex<()>);
+
+    impl Backend for Stalling {
+        fn blocks(&self) -> u64 {
+            self.0.blocks()
+        }
+        fn name(&self) -> String {
+            self.0.name()
+        }
+        fn is_read_only(&self) -> bool {
+            self.0.is_read_only()
+        }
+        fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
+            self.0.read(class, at, buf)
+        }
+        fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
+            self.0.write(class, at, buf)
+        }
+        fn flush(&self) -> Result<()> {
+            self.0.flush()
+        }
+        fn discard(&self, at: BlockNo, count: u64) -> Result<()> {
+            let _turn = self.1.lock().unwrap();
+            self.0.discard(at, count)
+        }
+        fn submit(&self, class: IoClass, ios: Vec<Io>) {
+            self.0.submit(class, ios);
+        }
+    }
+
+    /// While a device took its time for a discard of a trim, no other request was answered: a freeze that had
+    /// begun, and a snapshot that was taken, passed for failures.
+    #[test]
+    fn a_trim_keeps_nobody_waiting() {
+        let backend = Arc::new(Stalling(MemoryBackend::new(16384), Mutex::new(())));
+        quire::FormatOptions::new().format_backend(backend.clone()).unwrap();
+        let volume = quire::VolumeOptions::new().cache_bytes(16 << 20).open_backend(backend.clone()).unwrap();
+        let name = format!("quire-test-trim-{}", std::process::id());
+        let name = SocketAddr::from_abstract_name(name).unwrap();
+        let listener = Arc::new(UnixListener::bind_addr(&name).unwrap());
+        let (listening, served) = (listener.clone(), volume.clone());
+        let thread = std::thread::spawn(move || control(&listening, &served, &Asked::default()));
+        let ask = |request: &[u8]| {
+            let mut stream = UnixStream::connect_addr(&name).unwrap();
+            limit(&stream).unwrap();
+            stream.write_all(request).unwrap();
+            stream
+        };
+        let read = |mut stream: UnixStream| {
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).map(|_| answer)
+        };
+        let stalls = backend.1.lock().unwrap();
+        let trim = ask(b"trim 0 67108864\n");
+        let info = read(ask(b"info\n"));
+        drop(stalls);
+        assert!(info.unwrap().starts_with("ok\n"));
+        assert!(read(trim).unwrap().starts_with("ok\n"));
+        ControlSocket(Some(listener)).close();
+        thread.join().unwrap();
+        volume.close().unwrap();
     }
 
     /// A server that was closing its volume went on answering at its address, which the next mount may have.

@@ -7,7 +7,7 @@
 //! The first two start a task and are answered with it ([`super::tasks`]); `grow` alone is answered with the
 //! size of the volume in bytes. A trim goes on from a byte for a moment and so many bytes at most, and is
 //! answered with where it is, what it discarded and where the volume ends: the command that asks sets the
-//! pace.
+//! pace. It is answered on a thread of its own, since a device may take long for a discard.
 //!
 //! Neighbours: [`super::listener`] hears the requests; [`crate::commands::grow`], [`crate::commands::trim`]
 //! and [`crate::commands::info`] make them.
@@ -65,9 +65,12 @@ pub fn trim(part: &str, volume: &Volume) -> Outcome<String> {
     Ok(format!("{at} {discarded} {end}\n"))
 }
 
-/// Free blocks, inodes, the number of the last checkpoint, and whether changes are taken: `rw` or `ro`.
+/// Free blocks, inodes, the number of the last checkpoint, uuid, bytes of a block, blocks, and whether
+/// changes are taken: `rw` or `ro`.
 pub fn info(volume: &Volume) -> Outcome<String> {
     let info = volume.info();
     let changes = if volume.is_read_only() { "ro" } else { "rw" };
-    Ok(format!("{} {} {} {changes}\n", info.free_blocks, info.inodes, info.checkpoint))
+    let uuid = uuid::Uuid::from_bytes(info.uuid);
+    let [free, size] = [info.free_blocks, info.blocks];
+    Ok(format!("{free} {} {} {uuid} {} {size} {changes}\n", info.inodes, info.checkpoint, info.block_size))
 }

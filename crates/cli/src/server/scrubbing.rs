@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use quire::{LastScrub, ScrubOptions, ScrubReport, ScrubState, Volume};
 use serde_json::json;
 
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 
 /// The scrub of one volume.
 #[derive(Clone, Default)]
@@ -99,7 +99,7 @@ impl Scrubbing {
         let mut state = self.state();
         if matches!(state.phase, Phase::Running(_)) {
             return Err(Failure::new(
-                36,
+                exit::BUSY,
                 "a scrub of this volume is running: --status shows how far it is, --stop ends it",
             ));
         }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use quire::Volume;
 use quire_base::sync::thread;
 
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::frames::{FAILED, FRAME_MAX, Frames, PROGRESS, Request, WHOLE, frame};
 
 /// Streams that a server sends at a time.
@@ -40,7 +40,7 @@ impl Sending {
     pub fn run(&self, body: impl FnOnce() + Send + 'static) -> Outcome {
         if self.0.fetch_add(1, Ordering::Relaxed) >= STREAMS_MAX {
             self.0.fetch_sub(1, Ordering::Relaxed);
-            return Err(Failure::new(36, format!("the server sends {STREAMS_MAX} streams already")));
+            return Err(Failure::new(exit::BUSY, format!("the server sends {STREAMS_MAX} streams already")));
         }
         let streams = self.0.clone();
         let run = move || {

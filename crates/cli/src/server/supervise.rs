@@ -29,7 +29,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::process::{self, Report};
 use crate::arguments::Mount;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{BUSY, FAILED, Failure, Outcome};
 use crate::logging;
 use crate::mount_check::check;
 
@@ -42,8 +42,6 @@ const DEATHS_WITHIN: Duration = Duration::from_secs(60);
 const CLOSING: Duration = Duration::from_secs(120);
 /// How often a server is looked at that has not ended.
 const LOOK_SECONDS: i64 = 1;
-/// "In use", as the server reports it.
-const BUSY: u8 = 36;
 
 /// Watches over a server until it ends by itself.
 pub fn run(arguments: &Mount) -> Outcome {
@@ -105,7 +103,7 @@ fn watch(arguments: &Mount, reported: &mut bool) -> Outcome {
             deaths.pop_front();
         }
         if deaths.len() > DEATHS_MAX {
-            return Err(Failure::new(32, "the server dies again and again; see its messages".to_owned()));
+            return Err(Failure::new(FAILED, "the server dies again and again; see its messages"));
         }
         let had_mounted = matches!(report, Some(Report::Ready { .. }));
         if !clear(&checked.dir, source)? && had_mounted {

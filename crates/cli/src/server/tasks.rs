@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 
 /// Tasks that may run at a time.
 const RUNNING_MAX: usize = 16;
@@ -54,7 +54,7 @@ impl ServerTasks {
     pub fn start(&self, body: impl FnOnce() -> Outcome + Send + 'static) -> Outcome<u64> {
         let mut state = self.state();
         if state.tasks.values().filter(|task| **task == ServerTask::Running).count() >= RUNNING_MAX {
-            return Err(Failure::new(36, "the server does a lot at present: try again later"));
+            return Err(Failure::new(exit::BUSY, "the server does a lot at present: try again later"));
         }
         state.last += 1;
         let number = state.last;
@@ -80,7 +80,7 @@ impl ServerTasks {
     pub fn answer(&self, number: u64) -> Outcome<String> {
         match self.state().tasks.get(&number) {
             Some(task) => Ok(format!("{}\n", task.json(number))),
-            None => Err(Failure::new(37, format!("the server knows no task {number}"))),
+            None => Err(Failure::new(exit::MISSING, format!("the server knows no task {number}"))),
         }
     }
 }

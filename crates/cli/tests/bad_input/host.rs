@@ -130,3 +130,41 @@ fn mkfs_on_a_full_host_disk() {
         expect(&call!["info", image], NOT_A_VOLUME, &["holds no Quire volume"]);
     }
 }
+
+/// A salvage into a full file system left the file that did not fit cut short, went on, and said that all
+/// that can be read was copied. Nor did it notice what the host could not write behind the copy.
+#[test]
+fn a_salvage_ends_where_its_target_is_full() {
+    let _turn = turn();
+    let name = "a_salvage_ends_where_its_target_is_full";
+    if !can_mount(name) {
+        return;
+    }
+    let source = Volume::new("64M");
+    let opened = quire::Volume::open(source.image()).unwrap();
+    for number in 0..5 {
+        opened.write(format!("big{number}"), pattern(number, 5 << 20)).unwrap();
+    }
+    opened.close().unwrap();
+    let place = tempfile::Builder::new().prefix("quire-host-").tempdir().unwrap();
+    let (host, late) = (place.path().join("host"), place.path().join("late"));
+    std::fs::create_dir(&host).unwrap();
+    std::fs::create_dir(&late).unwrap();
+    let _host = Attached::mount(Path::new("none"), &host, &["-t", "tmpfs", "-o", "size=16M"]);
+    let out = host.join("out");
+    expect(&call!["salvage", source.image(), out], NO_SPACE, &["ended at /big", "is not whole", "more room"]);
+    let copied = std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
+    assert_eq!(copied.collect::<Vec<_>>(), vec![5 << 20; 3], "a file was cut short");
+    // One with room for the copy, on a disk that has none.
+    if has("mkfs.ext4", name) {
+        let disk = host.join("disk.img");
+        std::fs::remove_dir_all(&out).unwrap();
+        std::fs::File::create(&disk).unwrap().set_len(64 << 20).unwrap();
+        run(Command::new("mkfs.ext4").args(["-q", "-m", "0"]).arg(&disk));
+        let _late = Attached::mount(&disk, &late, &["-o", "loop"]);
+        let failed = call!["salvage", source.image(), late.join("out")];
+        // The kernel may call it an I/O error.
+        assert!([FAILED, NO_SPACE].map(Some).contains(&failed.status.code()), "{}", text(&failed));
+        assert!(text(&failed).contains("when all was made durable"), "{}", text(&failed));
+    }
+}

@@ -2,12 +2,13 @@
 //! ends with a clean volume.
 
 use std::path::Path;
+use std::process::Command;
 
 use quire_format::key::KeyKind;
 use quire_format::node::{NodePage, NodeRef};
 
 use super::support::*;
-use crate::common::{Volume, text};
+use crate::common::{QUIRE, Volume, text};
 
 const INTACT: i32 = 0;
 
@@ -90,4 +91,22 @@ fn what_is_left_of_a_damaged_volume() {
     assert_eq!(names, nameless);
     opened.close().unwrap();
     expect(&call!["fsck", image], INTACT, &[]);
+}
+
+/// A salvage holds a descriptor for each directory above the one that it copies. Below some thousand of them,
+/// it had none left, and left out all that lies deeper.
+#[test]
+fn a_salvage_of_deep_directories_uses_the_descriptors_that_it_may() {
+    let _turn = turn();
+    let volume = Volume::new("64M");
+    let opened = quire::Volume::open(volume.image()).unwrap();
+    let deep = "d/".repeat(300);
+    opened.create_dir_all(&deep).unwrap();
+    opened.write(format!("{deep}/file"), "kept").unwrap();
+    opened.close().unwrap();
+    let out = volume.image().with_file_name("out");
+    let mut few = Command::new("sh");
+    few.args(["-c", "ulimit -S -n 256 && exec \"$0\" salvage \"$1\" \"$2\"", QUIRE]);
+    expect(&few.arg(volume.image()).arg(&out).output().unwrap(), INTACT, &["1 files, 300 directories"]);
+    assert_eq!(std::fs::read_to_string(out.join(deep).join("file")).unwrap(), "kept");
 }

@@ -27,6 +27,7 @@ const PIECE: usize = 1 << 20;
 /// The directory that files are copied into.
 pub(super) struct Target {
     root: Rc<OwnedFd>,
+    place: PathBuf,
     /// Whether owners can be set.
     privileged: bool,
 }
@@ -73,16 +74,18 @@ impl Target {
                 ));
             }
         }
-        Ok(Target { root: Rc::new(root), privileged: rustix::process::geteuid().is_root() })
+        let privileged = rustix::process::geteuid().is_root();
+        Ok(Target { root: Rc::new(root), place: path.to_owned(), privileged })
     }
 
-    /// Copies the volume's tree of directories.
+    /// Copies the volume's tree of directories, and makes the copy durable. Errors: the target cannot be
+    /// written, so that the copy ends in the middle.
     pub(super) fn copy_all(
         &self,
         volume: &Volume,
         salvaged: &mut Salvaged,
         progress: Option<&dyn Fn(Progress)>,
-    ) {
+    ) -> Result<()> {
         let inodes = volume.inodes();
         let mut meter = Meter::start(progress, "copy", volume.statfs().inodes);
         // Where an inode with several names was made first.
@@ -112,11 +115,24 @@ impl Target {
                             self.enter(inodes, inode, Rc::new(directory), path, &mut steps, salvaged);
                         }
                         Ok(None) => {}
+                        Err(errno @ (Errno::NOSPC | Errno::DQUOT | Errno::ROFS | Errno::IO)) => {
+                            return Err(self.cannot_be_written(format_args!("at {}", path.display()), errno));
+                        }
                         Err(errno) => salvaged.problem(&path, format!("it cannot be made: {errno}")),
                     }
                 }
             }
         }
+        fs::syncfs(&self.root).map_err(|errno| self.cannot_be_written("when all was made durable", errno))
+    }
+
+    fn cannot_be_written(&self, ended: impl std::fmt::Display, errno: Errno) -> Error {
+        let doing = format!(
+            "{} cannot be written, so the copy is not whole: copy into another directory, with more room if that was \
+             missing; it ended {ended}",
+            self.place.display()
+        );
+        Error::os(doing, &errno.into())
     }
 
     /// Plans what is in a directory.
@@ -183,7 +199,11 @@ impl Target {
                 let flags =
                     OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let file = fs::openat(parent, name, flags, Mode::RUSR | Mode::WUSR)?;
-                contents(inodes, inode, &file, path, salvaged)?;
+                if let Err(errno) = contents(inodes, inode, &file, path, salvaged) {
+                    // A part of a file must not pass for the file.
+                    let _ = fs::unlinkat(parent, name, AtFlags::empty());
+                    return Err(errno);
+                }
                 self.attributes(inodes, inode, &file, path, salvaged);
                 salvaged.files += 1;
             }

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::thread::JoinHandle;
 
 use serde_json::Value;
 
@@ -146,8 +147,12 @@ impl End {
 /// Runs `send` at one end and `quire receive` at the other; gives the bytes between them.
 pub fn pipe(source: &End, send: &[String], target: &End, report: &mut Report) -> Outcome<u64> {
     let receive = ["receive", "--quiet", target.volume()];
-    let mut receiver = target.start(target.command(&receive).stdin(Stdio::piped()))?;
     let mut sender = source.start(&mut source.command(send))?;
+    let receiver = target.start(target.command(&receive).stdin(Stdio::piped()).stdout(Stdio::null()));
+    let mut receiver = receiver.inspect_err(|_| {
+        let _ = sender.kill().and_then(|()| sender.wait());
+    })?;
+    let (said_there, said_here) = (listen(&mut receiver), listen(&mut sender));
     let (mut from, to) = (sender.stdout.take(), receiver.stdin.take());
     let mut bytes = 0;
     if let (Some(from), Some(mut to)) = (&mut from, to) {
@@ -163,9 +168,7 @@ pub fn pipe(source: &End, send: &[String], target: &End, report: &mut Report) ->
     }
     // A sender that writes on is told that nobody reads.
     drop(from);
-    let waiting = |error| Failure::system("waiting for quire", &error);
-    let (received, sent) =
-        (receiver.wait_with_output().map_err(waiting)?, sender.wait_with_output().map_err(waiting)?);
+    let (received, sent) = (end_of(receiver, said_there)?, end_of(sender, said_here)?);
     let (received, sent) = (target.verdict("receive", &received), source.verdict("send", &sent));
     if received.is_err() {
         report.broke();
@@ -176,6 +179,23 @@ pub fn pipe(source: &End, send: &[String], target: &End, report: &mut Report) ->
         (Err(_), Err(sent)) if bytes == 0 => Err(sent),
         (Err(received), _) => Err(received),
     }
+}
+
+/// Reads what a program says while it runs: one that nobody reads stands still.
+fn listen(child: &mut Child) -> JoinHandle<Vec<u8>> {
+    let from = child.stderr.take();
+    std::thread::spawn(move || {
+        let mut said = Vec::new();
+        if let Some(mut from) = from {
+            let _ = from.read_to_end(&mut said);
+        }
+        said
+    })
+}
+
+fn end_of(mut child: Child, said: JoinHandle<Vec<u8>>) -> Outcome<Output> {
+    let status = child.wait().map_err(|error| Failure::system("waiting for quire", &error))?;
+    Ok(Output { status, stdout: Vec::new(), stderr: said.join().unwrap_or_default() })
 }
 
 #[cfg(test)]
