@@ -81,6 +81,8 @@ pub struct PlacedRun {
     pub count: u64,
     /// First block on the device.
     pub home: BlockNo,
+    /// Whether these blocks were allocated for it: they go back if the write fails.
+    pub is_fresh: bool,
 }
 
 /// Homes for a dirty run, from [`Backing::place`] to [`Backing::written`].

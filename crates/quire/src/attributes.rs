@@ -168,8 +168,10 @@ impl Engine {
         if set.changes_record() {
             let _change = self.begin_change()?;
             let handed_down = set.mode.is_some() || set.gid.is_some();
-            let _alone = if handed_down { hold_creates(inode)? } else { None };
-            self.change_record(inode, set)?;
+            self.retry_without_space(|| {
+                let _alone = if handed_down { hold_creates(inode)? } else { None };
+                self.change_record(inode, set)
+            })?;
         }
         Ok(self.metadata(inode))
     }
@@ -190,7 +192,8 @@ impl Engine {
             let mut records = Records::lock(self, &[inode.arc()]);
             let before = records.record(inode);
             let mode = set.mode_of(before);
-            let kills = set.kill_suid_sgid && mode != before.mode & MODE_PERMISSION_MASK;
+            let had = before.mode & MODE_PERMISSION_MASK;
+            let kills = set.kill_suid_sgid && mode != had && without_privileges(had) != had;
             let only_kill =
                 *set == SetAttributes { size: set.size, kill_suid_sgid: true, ..SetAttributes::default() };
             if only_kill && !kills {

@@ -22,7 +22,7 @@ use crate::inode::{Inode, InodeRef, Names};
 use crate::store::orphan_slots::OrphanState;
 use quire_base::sync::atomic::{AtomicU64, Ordering};
 use quire_base::sync::{Arc, Mutex};
-use quire_base::{Context, Error, ErrorKind, InodeNo, Result, shard};
+use quire_base::{Context, Error, ErrorKind, InodeNo, Result, patience, shard};
 use quire_cache::{Cache, Mapping};
 use quire_format::inode::{FileType, InodeRecord};
 use quire_format::key::Key;
@@ -302,7 +302,8 @@ impl Held {
             self.hand = number + 1;
             thrown.looks += 1;
             let is_crowded = self.bytes > limits.all;
-            if !is_crowded && has_pages(inode) {
+            // A page that is being read in is waited for when it goes.
+            if (!is_crowded || !patience::may_wait()) && has_pages(inode) {
                 continue;
             }
             match may_leave(inode) {

@@ -25,6 +25,7 @@ use crate::namespace::records::Records;
 use crate::store::transaction::Cost;
 use crate::xattr::XattrFlags;
 use quire_base::patience;
+use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result};
 use quire_format::inode::{FileType, INODE_BYTES};
 use quire_format::key::Key;
@@ -50,14 +51,14 @@ fn check_promise(inode: &Inode, before: Properties, after: Properties) -> Result
 impl Engine {
     /// Gives a file or directory other properties; see the module's documentation. Kinds: `Invalid` for
     /// anything else.
-    pub(crate) fn change_properties(&self, inode: &InodeRef, new: Properties) -> Result<()> {
+    pub(crate) fn change_properties(self: &Arc<Engine>, inode: &InodeRef, new: Properties) -> Result<()> {
         self.update_properties(inode, |_| Ok(new))
     }
 
     /// As [`Engine::change_properties`] by what `update` makes of those it has. It may be called several
     /// times.
     fn update_properties(
-        &self,
+        self: &Arc<Engine>,
         inode: &InodeRef,
         update: impl Fn(Properties) -> Result<Properties>,
     ) -> Result<()> {
@@ -69,17 +70,19 @@ impl Engine {
                 inode.kind()
             )));
         }
-        let _alone = hold_creates(inode)?;
-        if !self.put_properties(inode, &update, false)? {
-            patience::check("the file to be written back")?;
-            self.exclusively(inode, || {
-                if let Some(mapping) = inode.mapping.get() {
-                    mapping.write_back(0, u64::MAX)?;
-                }
-                self.put_properties(inode, &update, true)
-            })?;
-        }
-        Ok(())
+        self.retry_without_space(|| {
+            let _alone = hold_creates(inode)?;
+            if !self.put_properties(inode, &update, false)? {
+                patience::check("the file to be written back")?;
+                self.exclusively(inode, || {
+                    if let Some(mapping) = inode.mapping.get() {
+                        mapping.write_back(0, u64::MAX)?;
+                    }
+                    self.put_properties(inode, &update, true)
+                })?;
+            }
+            Ok(())
+        })
     }
 
     /// An error if the journal has no room for a record with all blocks of such a unit.
@@ -162,7 +165,7 @@ fn tell(inode: &Inode, before: Option<Unit>, after: Option<Unit>) {
 impl Engine {
     /// Sets a property as an extended attribute, or with no value takes it away.
     pub(crate) fn set_property(
-        &self,
+        self: &Arc<Engine>,
         inode: &InodeRef,
         property: attribute::Property,
         value: Option<&[u8]>,

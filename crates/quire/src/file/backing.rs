@@ -78,7 +78,8 @@ impl Backing for Inode {
         for run in self.map(block, count)? {
             match run.home {
                 Home::Written(home) | Home::Unwritten(home) => {
-                    placed.push(PlacedRun { file_block: run.file_block, count: run.count, home });
+                    let (file_block, count) = (run.file_block, run.count);
+                    placed.push(PlacedRun { file_block, count, home, is_fresh: false });
                 }
                 Home::Hole | Home::Shared(_) => {
                     let room = most - placed.len();
@@ -90,8 +91,9 @@ impl Backing for Inode {
                     };
                     let mut at = run.file_block;
                     for piece in &got {
-                        placed.push(PlacedRun { file_block: at, count: piece.blocks, home: piece.start });
-                        at += piece.blocks;
+                        let (count, home) = (piece.blocks, piece.start);
+                        placed.push(PlacedRun { file_block: at, count, home, is_fresh: true });
+                        at += count;
                     }
                     if at < run.file_block + run.count {
                         break;
@@ -389,29 +391,13 @@ impl Engine {
         }
     }
 
-    /// A write failed, or its record did: blocks that no record names go back, and their promise to the
+    /// A write failed, or its record did: blocks that were allocated for it go back, and their promise to the
     /// cache.
     pub(crate) fn take_back(&self, inode: &Inode, placement: &Placement) {
-        for run in &placement.runs {
-            let holes = match inode.map(run.file_block, run.count) {
-                Ok(runs) => runs
-                    .into_iter()
-                    .filter(|now| {
-                        let placed = run.home.offset(now.file_block - run.file_block);
-                        now.home.needs_blocks() && now.home != Home::Shared(placed)
-                    })
-                    .collect::<Vec<_>>(),
-                Err(error) => {
-                    tracing::error!(%error, "blocks of a failed write stay out of use until the next mount");
-                    continue;
-                }
-            };
-            for hole in holes {
-                let at = run.home.offset(hole.file_block - run.file_block);
-                match self.store.alloc.cancel(&[DiskRun::new(at, hole.count)]) {
-                    Ok(returned) => inode.delayed.put(returned),
-                    Err(error) => tracing::error!(%error, "giving the blocks of a failed write back"),
-                }
+        for run in placement.runs.iter().filter(|run| run.is_fresh) {
+            match self.store.alloc.cancel(&[DiskRun::new(run.home, run.count)]) {
+                Ok(returned) => inode.delayed.put(returned),
+                Err(error) => tracing::error!(%error, "giving the blocks of a failed write back"),
             }
         }
     }

@@ -8,7 +8,7 @@
 //! Protocol: [`Engine::retry_without_space`] runs with no lock, gate or reservation held; a change may be
 //! under way, the caller's own among them. Threads that may not wait get `WouldBlock` instead.
 //!
-//! Neighbours: writes, fallocate, groups, new names and attributes come through here;
+//! Neighbours: writes, sizes, fallocate, groups, names, attributes and snapshots come through here;
 //! [`crate::store::pool_promise`] says what is promised beside the data.
 
 use crate::engine::Engine;

@@ -50,7 +50,9 @@ impl Engine {
 
     fn resize_begun(self: &Arc<Engine>, mut moving: Moving<'_>, inode: &InodeRef, size: u64) -> Result<()> {
         let blocks = || inode.blocks_resized(size);
-        self.exclusively_moving(inode, &mut moving, blocks, || self.set_size(inode, size))
+        self.retry_without_space(|| {
+            self.exclusively_moving(inode, &mut moving, blocks, || self.set_size(inode, size))
+        })
     }
 
     /// As [`Engine::truncate`], for callers that hold the gate exclusively and the size lock.

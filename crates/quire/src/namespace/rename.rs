@@ -118,7 +118,16 @@ impl Engine {
         {
             self.write_back_before_replacing(source, target)?;
         }
+        self.retry_without_space(|| self.rename_checked(source, target, flags))
+    }
 
+    fn rename_checked(
+        self: &Arc<Engine>,
+        source: Name<'_>,
+        target: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let (from, to) = (source.directory, target.directory);
         if from.number() == to.number() {
             let _entered = enter_two(from, source.hash, target.hash)?;
             return self.rename_entered(source, target, None, flags);

@@ -415,6 +415,23 @@ fn names_and_attributes_have_room_while_dirty_data_has_it_promised() {
     volume.close().unwrap();
 }
 
+/// The same for renames, which settled nothing first: `mv` was refused where `touch` succeeded.
+#[test]
+fn renames_have_room_while_dirty_data_has_it_promised() {
+    let volume = new_volume(16384);
+    let mut files = 0;
+    while volume.statfs().available >= 16 {
+        volume.write(format!("f{files}"), "data").unwrap();
+        files += 1;
+    }
+    for n in 0..files {
+        let to = format!("{n:0200}");
+        volume.rename(format!("f{n}"), to).unwrap_or_else(|error| panic!("{n} of {files}: {error}"));
+    }
+    volume.sync().unwrap();
+    volume.close().unwrap();
+}
+
 /// The metadata of many empty files, since removed, kept nearly all of the volume for some ten seconds, until
 /// periodic commits had given it back in steps: no data could be written, whatever the program called.
 #[test]

@@ -346,9 +346,10 @@ impl Backing for FakeFile {
                     home
                 }
             };
+            let is_fresh = fresh.last() == Some(&(file_block, home));
             match runs.last_mut() {
-                Some(run) if run.home.0 + run.count == home => run.count += 1,
-                _ => runs.push(PlacedRun { file_block, count: 1, home: BlockNo(home) }),
+                Some(run) if run.home.0 + run.count == home && run.is_fresh == is_fresh => run.count += 1,
+                _ => runs.push(PlacedRun { file_block, count: 1, home: BlockNo(home), is_fresh }),
             }
             // Sometimes only a part is placed.
             if self.scatter.load(Ordering::Relaxed) && file_block % 7 == 6 {
