@@ -91,6 +91,11 @@ impl Resized {
         self.beyond.len() > EXTENTS_PER_TRANSACTION
     }
 
+    /// The block from which on the transaction leaves extents alone.
+    fn stays_from(&self) -> u64 {
+        if self.is_long() { blocks_for(self.size) } else { FILE_BLOCKS_MAX }
+    }
+
     /// The extents that the transaction frees, in whole or in part.
     fn freed(&self) -> impl Iterator<Item = &Extent> {
         self.inside.iter().chain(self.beyond.iter().filter(|_| !self.is_long()))
@@ -182,7 +187,8 @@ impl<'a> FileData<'a> {
     /// Loads what journaling the new homes reads and writes. It stays while the transaction lives.
     pub(crate) fn warm(&self, transaction: &Transaction<'_>) -> Result<()> {
         let store = &self.engine.store;
-        if self.freed().next().is_some() {
+        if let Some((_, range)) = self.resized_range() {
+            self.inode.read_extents(range.start, range.end - range.start, usize::MAX)?;
             let keys = self.freed().map(|extent| Key::extent(self.inode.number, extent.file_block));
             transaction.warm(&keys.collect::<Vec<_>>())?;
             store.load_freed(transaction.ticket(), self.freed().map(Extent::run))?;
@@ -201,6 +207,16 @@ impl<'a> FileData<'a> {
         transaction.warm(&keys_of_homes(self.inode, homes))
     }
 
+    /// The blocks whose extents decide what becomes of those that a new size frees, if it frees some. One
+    /// block more on either side finds the neighbours to merge with.
+    fn resized_range(&self) -> Option<(&Resized, Range<u64>)> {
+        let resized = self.resized.as_ref().filter(|resized| resized.freed().next().is_some())?;
+        let new = self.pieces.iter().find(|piece| piece.is_new);
+        let from = new.map_or(u64::MAX, |new| new.file_block).min(resized.cut).saturating_sub(1);
+        let to = (resized.stays_from() + 1).min(FILE_BLOCKS_MAX);
+        Some((resized, from..to.max(from)))
+    }
+
     /// The extents around the new pieces as they are, and as they will be.
     fn plan(&self) -> Result<Replacement> {
         let (engine, inode) = (self.engine, self.inode);
@@ -212,15 +228,11 @@ impl<'a> FileData<'a> {
                 extents_of_run(piece.file_block, piece.home, false, engine.store.snapshots.epoch())
             })
             .collect();
-        let Some(resized) = self.resized.as_ref().filter(|resized| resized.freed().next().is_some()) else {
+        let Some((resized, range)) = self.resized_range() else {
             return engine.store.plan_overlay(inode, &new);
         };
-        // One block more on either side finds the neighbours to merge with.
-        let from = new.first().map_or(u64::MAX, |new| new.file_block).min(resized.cut).saturating_sub(1);
-        let stays_from = if resized.is_long() { blocks_for(resized.size) } else { FILE_BLOCKS_MAX };
-        let to = (stays_from + 1).min(FILE_BLOCKS_MAX);
-        let before = engine.store.extents_in(inode, from, to.saturating_sub(from), usize::MAX)?;
-        let mut kept = carve(&before, resized.cut, stays_from);
+        let before = engine.store.extents_in(inode, range.start, range.end - range.start, usize::MAX)?;
+        let mut kept = carve(&before, resized.cut, resized.stays_from());
         // Content that goes to where it was stays there.
         let in_place = self.pieces.iter().filter(|piece| !piece.is_new).flat_map(|piece| {
             let (first, end) = (piece.file_block.max(resized.cut), piece.file_block + piece.home.blocks);
