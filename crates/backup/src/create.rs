@@ -27,7 +27,7 @@ pub async fn run(arguments: &Create) -> Outcome {
     }
     let path = &arguments.volume;
     let volume = quire.volume(path).await?;
-    // Volumes that are backed up to one store in the same second have different names.
+    // Two volumes may be backed up to one store in the same second: their uuids tell them apart.
     let of_now =
         || format!("{}-{}", Utc::now().format("%Y%m%dT%H%M%SZ"), &volume.uuid.simple().to_string()[..4]);
     let name = arguments.name.clone().unwrap_or_else(of_now);
@@ -49,7 +49,8 @@ pub async fn run(arguments: &Create) -> Outcome {
     if taken_now {
         snapshots = match take(&quire, path, &own).await {
             Ok(snapshots) => snapshots,
-            // The next run goes on with it. Or it is missing, or another run's.
+            // With a name, the next run goes on with the snapshot. Where something is missing, it is the
+            // volume.
             Err(failure) if arguments.name.is_some() || failure.code == MISSING => return Err(failure),
             Err(failure) => return Err(give_up(&quire, path, &own, failure).await),
         };
@@ -81,7 +82,7 @@ pub async fn run(arguments: &Create) -> Outcome {
         let is_of_use = arguments.name.is_some()
             || !taken_now
             || store.parts(&name).await.map_or(true, |parts| !parts.is_empty());
-        // Another program has made a backup of this name, which nothing goes on with.
+        // Another program may have made a backup of this name: then no run can go on with ours.
         let other = store.manifest(&name).await.ok().flatten();
         return Err(match other {
             None if is_of_use => Failure {

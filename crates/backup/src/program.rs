@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::failure::{FAILED, Failure, Outcome};
 use crate::manifest::Snapshot;
 
-/// What `quire receive` says where there is none. Its exit code stands for other mistakes, too.
+/// What `quire receive` says where there is none. Exit code 37 stands for other mistakes, too.
 const NOTHING_UNFINISHED: &str = "no unfinished receive";
 
 /// What the program says of a volume.

@@ -504,6 +504,13 @@ impl Mapping {
         self.index.len()
     }
 
+    /// Whether blocks are being read in.
+    pub fn is_filling(&self) -> bool {
+        let mut pins = Pins::new();
+        self.index.pin(self.number, 0, BLOCKS_END, &mut pins);
+        pins.iter().any(|pin| !pin.filling().is_empty())
+    }
+
     /// A readable account of every folio, for debugging.
     pub fn dump(&self) -> String {
         use std::fmt::Write;

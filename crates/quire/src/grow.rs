@@ -94,7 +94,6 @@ impl Engine {
         self.store.device.try_discard(former.start, former.blocks);
         self.store.alloc.grow(self.store.data_end()).map_err(|error| self.store.shut_down(&error))?;
         self.store.keep_standing_reserve()?;
-        self.store.pay_pool_debt();
         self.store.room.notify();
         tracing::info!(from = old, to = blocks, "the volume has grown");
         Ok(())

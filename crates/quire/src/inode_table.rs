@@ -302,8 +302,7 @@ impl Held {
             self.hand = number + 1;
             thrown.looks += 1;
             let is_crowded = self.bytes > limits.all;
-            // A page that is being read in is waited for when it goes.
-            if (!is_crowded || !patience::may_wait()) && has_pages(inode) {
+            if has_pages(inode) && (!is_crowded || !patience::may_wait() && is_filling(inode)) {
                 continue;
             }
             match may_leave(inode) {
@@ -330,6 +329,11 @@ struct ThrownOut {
 
 fn has_pages(inode: &Inode) -> bool {
     inode.mapping.get().is_some_and(|mapping| mapping.folios() > 0)
+}
+
+/// Whether pages are being read in: they would be waited for when the inode goes.
+fn is_filling(inode: &Inode) -> bool {
+    inode.mapping.get().is_some_and(|mapping| mapping.is_filling())
 }
 
 /// Whether an inode stays in memory, and why.

@@ -32,7 +32,8 @@
 //! The checkpoint mutex stands apart: a thread that takes it holds no reservation and nothing below rank 7,
 //! and it takes the barrier whole. The thread that takes a snapshot is the one exception: it reserves for the
 //! snapshot's key first, and then takes the mutex for the checkpoint that the key is to name. Whoever holds
-//! the mutex waits for no reservation, so the two cannot wait for one another.
+//! the mutex waits for no reservation, so the two cannot wait for one another. The mutex of the standing
+//! reserve (`Store::standing`) comes behind it, and before the allocator and the pool's map.
 //!
 //! Finishers of writeback hold segments shared (rank 8) and begin transactions (rank 7) all the same: that is
 //! allowed because a checkpoint, which is all that `begin` can wait for, takes no segment and needs no
@@ -52,7 +53,7 @@
 //! | orphan slot or key | the inode's `meta` |
 //! | LoggedOp | the gate of its inode, exclusively (in recovery: there is only one thread) |
 //! | FreeSpace, Dead | nothing: changes of disjoint blocks commute, the leaf's latch suffices |
-//! | Snapshot, Receive | `Engine::frozen` while one is taken, `Engine::sweep` while one is deleted |
+//! | Snapshot, Receive | `Engine::frozen` while one is taken, `Engine::sweep` while one is deleted; a receive has the volume to itself |
 //!
 //! Debug builds check a part of this. The guard of `meta` owns a [`quire_base::patience::Forbidden`]: a
 //! thread that holds one panics where it would read a leaf from the device, do other I/O, or wait for room or

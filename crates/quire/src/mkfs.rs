@@ -256,7 +256,7 @@ pub(crate) fn open_for_format(path: &std::path::Path, options: &FormatOptions) -
                     ));
                 }
             }
-            backend.grow(wanted.div_ceil(BLOCK_SIZE as u64))?;
+            backend.grow(wanted / BLOCK_SIZE as u64)?;
             return Ok(backend);
         }
     }

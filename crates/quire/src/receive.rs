@@ -228,14 +228,17 @@ impl ReceiveOptions {
             }
             None => check_empty(&superblock, &tree, &all)?,
         }
-        let free = load(backend)?.0.free_blocks;
-        if header.blocks > free {
+        // The snapshot that ends the receive has at least as much metadata as the volume has now.
+        let (now, tree) = load(backend)?;
+        let (free, metadata) = (now.free_blocks, tree.pool_state().used_blocks());
+        if header.blocks.saturating_add(metadata) > free {
             let show = |blocks: u64| size::show(blocks.saturating_mul(BLOCK_SIZE as u64));
             return Err(Error::new(
                 ErrorKind::NoSpace,
                 format!(
-                    "the stream has {} of content, the volume has {} free",
+                    "the stream has {} of content, and its snapshot needs room for {} of metadata: the volume has {} free",
                     show(header.blocks),
+                    show(metadata),
                     show(free)
                 ),
             ));
@@ -251,7 +254,7 @@ impl ReceiveOptions {
 
 /// Steps 2 to 4 of the protocol.
 fn session(
-    engine: &Engine,
+    engine: &Arc<Engine>,
     begun: Option<Unfinished>,
     header: &Header,
     reader: &mut StreamReader<'_>,
@@ -294,7 +297,7 @@ fn session(
 }
 
 /// Step 2 of the protocol.
-fn begin(engine: &Engine, header: &Header) -> Result<Unfinished> {
+fn begin(engine: &Arc<Engine>, header: &Header) -> Result<Unfinished> {
     let mut unfinished = Unfinished {
         id: header.id,
         parent: header.parent,
@@ -305,16 +308,12 @@ fn begin(engine: &Engine, header: &Header) -> Result<Unfinished> {
     };
     if header.parent.is_none() {
         let cost = Cost::new(1, UNFINISHED_BYTES_MAX);
-        engine.take_snapshot_and(
-            BASE_NAME,
-            engine.store.options.clock.now(),
-            cost,
-            &mut |number, transaction| {
-                unfinished.base = number;
-                transaction.put(Key::RECEIVING, &unfinished.encode());
-            },
-            None,
-        )?;
+        let now = engine.store.options.clock.now();
+        let mut change = |number, transaction: &mut Transaction<'_>| {
+            unfinished.base = number;
+            transaction.put(Key::RECEIVING, &unfinished.encode());
+        };
+        engine.retry_without_space(|| engine.take_snapshot_and(BASE_NAME, now, cost, &mut change, None))?;
         return Ok(unfinished);
     }
     let newest = newest(&table(&engine.store.tree)?).map(|(number, _)| *number);
@@ -327,7 +326,7 @@ fn begin(engine: &Engine, header: &Header) -> Result<Unfinished> {
 }
 
 /// Step 4 of the protocol.
-fn finish(engine: &Engine, unfinished: &Unfinished, totals: &Totals) -> Result<SnapshotInfo> {
+fn finish(engine: &Arc<Engine>, unfinished: &Unfinished, totals: &Totals) -> Result<SnapshotInfo> {
     let root = engine.store.tree.get_with(Key::inode(InodeNo::ROOT), InodeRecord::decode)?.transpose()?;
     if !root.is_some_and(|root| root.file_type().is_dir() && root.nlink > 0) {
         return Err(Error::corrupt("the stream has no root directory"));
@@ -344,7 +343,19 @@ fn finish(engine: &Engine, unfinished: &Unfinished, totals: &Totals) -> Result<S
             transaction.put(Key::snapshot(*base), &deleted.encode());
         }
     };
-    engine.take_snapshot_and(&unfinished.name, id.created, cost, &mut change, None)
+    let taken = engine.retry_without_space(|| {
+        engine.take_snapshot_and(&unfinished.name, id.created, cost, &mut change, None)
+    });
+    taken.map_err(|error| match error.kind() {
+        ErrorKind::NoSpace => Error::new(
+            ErrorKind::NoSpace,
+            format!(
+                "{error}. An unfinished receive keeps changes out: give it up (quire receive --abort), make room, and \
+                 receive again"
+            ),
+        ),
+        _ => error,
+    })
 }
 
 /// Errors (`Invalid`) unless a stream goes on where the receive stopped.

@@ -7,8 +7,9 @@
 //!
 //! A descent may therefore follow entries that are being replaced, and arrive at a node that no longer has
 //! the key. Each node knows its own range. A leaf says so under its latch, and also whether it is still part
-//! of the tree. An inner node's entries say so where the descent would stop: at a child that is not resident.
-//! A descent that took that child for its own would do I/O for another key's node.
+//! of the tree. An inner node's entries say so where the descent would stop: at a child that is not resident
+//! (and [`crate::heal`] looks at each). A descent that took that child for its own would do I/O for another
+//! key's node.
 //!
 //! Invariants: entries are replaced under the node's lock only, and not after the node has left the tree. The
 //! ranges of a node's children divide its own. The low end of a node's range never changes: merges move the

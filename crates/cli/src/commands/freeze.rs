@@ -56,7 +56,7 @@ pub fn check_thawed(dir: &Path) -> Outcome {
     }
 }
 
-/// A request whose answer nobody awaits freezes the volume all the same.
+/// Waits without a limit: the server freezes the volume also if nobody waits for its answer.
 fn ask(dir: &Path, request: &str) -> Outcome<String> {
     Ok(control::ask_patiently(dir, &format!("freeze {request}"))?.trim_end().to_owned())
 }

@@ -17,8 +17,8 @@ use quire_base::sync::thread;
 use crate::exit::{self, Failure, Outcome};
 use crate::frames::{FAILED, FRAME_MAX, Frames, PROGRESS, Request, WHOLE, frame};
 
-/// Streams that a server sends at a time.
-const STREAMS_MAX: usize = 8;
+/// Streams, and other answers that take a while, that a server gives at a time.
+const ANSWERS_MAX: usize = 8;
 /// The streams of a server, and what else it answers beside them.
 #[derive(Clone, Default)]
 pub struct Sending(Arc<AtomicUsize>);
@@ -38,9 +38,12 @@ impl Sending {
 
     /// Runs what answers a connection on a thread of its own.
     pub fn run(&self, body: impl FnOnce() + Send + 'static) -> Outcome {
-        if self.0.fetch_add(1, Ordering::Relaxed) >= STREAMS_MAX {
+        if self.0.fetch_add(1, Ordering::Relaxed) >= ANSWERS_MAX {
             self.0.fetch_sub(1, Ordering::Relaxed);
-            return Err(Failure::new(exit::BUSY, format!("the server sends {STREAMS_MAX} streams already")));
+            return Err(Failure::new(
+                exit::BUSY,
+                format!("the server gives {ANSWERS_MAX} long answers already: try again later"),
+            ));
         }
         let streams = self.0.clone();
         let run = move || {

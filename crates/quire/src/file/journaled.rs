@@ -198,10 +198,11 @@ impl<'a> FileData<'a> {
         };
         if self.new_pieces() > 0 || self.resized.is_some() {
             let from = first.file_block.saturating_sub(1);
-            let found =
-                self.inode.read_extents(from, last.file_block + last.home.blocks + 1 - from, usize::MAX)?;
-            let moving = found.iter().filter(|extent| store.snapshots.moves(extent)).map(Extent::run);
-            store.load_freed(transaction.ticket(), moving)?;
+            let end = last.file_block + last.home.blocks;
+            let found = self.inode.read_extents(from, end + 1 - from, usize::MAX)?;
+            let moving = found.iter().filter(|extent| store.snapshots.moves(extent));
+            let moving = moving.filter_map(|extent| extent.clip(first.file_block, end));
+            store.load_freed(transaction.ticket(), moving.map(|extent| extent.run()))?;
         }
         let homes = self.pieces.iter().filter(|piece| piece.is_new).map(|piece| piece.home);
         transaction.warm(&keys_of_homes(self.inode, homes))

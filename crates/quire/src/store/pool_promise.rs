@@ -154,8 +154,8 @@ impl Store {
         standing_reserve(&superblock) + for_snapshots.min(SNAPSHOTS_MAX)
     }
 
-    /// Keeps the standing reserve back, as far as there is space. What cannot be had is owed, and paid when
-    /// there is.
+    /// Keeps the standing reserve back, as far as there is space, and pays what is owed. What cannot be had
+    /// is owed from now on.
     pub(crate) fn keep_standing_reserve(&self) -> Result<()> {
         let mut standing = self.standing.lock();
         let wanted = self.wanted_reserve();
@@ -163,6 +163,8 @@ impl Store {
         self.pool_promise.put_on_credit(self.alloc.reserve_between(0, more)?, more);
         drop(self.pool_promise.take(&self.alloc, standing.saturating_sub(wanted)));
         *standing = wanted;
+        drop(standing);
+        self.pay_pool_debt();
         Ok(())
     }
 
@@ -197,14 +199,10 @@ impl Store {
         drop(self.pool_promise.take(&self.alloc, std::mem::take(&mut *self.standing.lock())));
     }
 
-    /// After a checkpoint: counts the standing reserve anew, if it is kept yet, and pays what is owed, as far
-    /// as there is space.
+    /// After a checkpoint: counts the standing reserve anew, if it is kept yet.
     pub(super) fn checkpoint_counts_reserve(&self) -> Result<()> {
-        if *self.standing.lock() > 0 {
-            self.keep_standing_reserve()?;
-        }
-        self.pay_pool_debt();
-        Ok(())
+        let is_kept = *self.standing.lock() > 0;
+        if is_kept { self.keep_standing_reserve() } else { Ok(()) }
     }
 
     /// Whether blocks are promised to data that has no home yet.
@@ -309,7 +307,7 @@ impl Store {
         Ok(())
     }
 
-    /// A run of at most `blocks` blocks for the metadata pool, where free space has no longer one.
+    /// A run of at most `blocks` blocks for the metadata pool, from scattered free space.
     pub(crate) fn scattered_chunk(&self, blocks: u64) -> Result<Option<Run>> {
         match self.alloc.reserve_between(1, blocks) {
             Ok(mut reservation) => self.chunk_from(&mut reservation, blocks),

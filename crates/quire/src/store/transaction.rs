@@ -286,9 +286,10 @@ impl Store {
     /// Takes a chunk of data space for the metadata pool: a large one, or what there is.
     fn grow_pool(&self, critical: bool) -> Result<()> {
         patience::check("a larger metadata pool")?;
+        let cancel = |run| self.alloc.cancel(&[run]).map(drop);
         for blocks in [1024, 256, 64] {
             match self.alloc.contiguous(blocks, 1) {
-                Ok(run) => return self.grow_pool_or(run, |run| self.alloc.cancel(&[run]).map(drop)),
+                Ok(run) => return self.grow_pool_or(run, cancel),
                 Err(error) if error.kind() == ErrorKind::NoSpace => {}
                 Err(error) => return Err(error),
             }
@@ -298,7 +299,7 @@ impl Store {
             return self.force_frees();
         }
         if let Some(run) = self.scattered_chunk(PROMISED_CHUNK)? {
-            return self.grow_pool_or(run, |run| self.alloc.cancel(&[run]).map(drop));
+            return self.grow_pool_or(run, cancel);
         }
         if critical && let Some(run) = self.promised_chunk(PROMISED_CHUNK)? {
             return self.grow_pool_or(run, |run| self.return_chunk(run));
