@@ -82,7 +82,15 @@ impl Engine {
             FallocateMode::Allocate if end > inode.size() => inode.blocks_resized(end),
             _ => 0..0,
         };
+        let size = match mode {
+            FallocateMode::Allocate | FallocateMode::ZeroRange { keep_size: false } => end,
+            _ => 0,
+        };
         let change = || {
+            if size > inode.size() {
+                // What a crash left behind the end is a hole behind this, where a snapshot has it.
+                self.settle_growth(inode, size)?;
+            }
             match mode {
                 FallocateMode::PunchHole => {
                     let whole = self.zero_cut_units(inode, offset, end)?;
@@ -90,27 +98,23 @@ impl Engine {
                         self.punch(inode, whole.start, whole.end)?;
                     }
                 }
-                FallocateMode::ZeroRange { keep_size } => {
+                FallocateMode::ZeroRange { .. } => {
                     self.fill_holes(inode, offset, end)?;
                     // A snapshot's blocks leave the file, which gets others in their place.
                     let shared = self.shared_blocks(inode, offset, end)?;
                     let instead = self.store.alloc.reserve(shared)?;
                     let whole = self.zero_cut_units(inode, offset, end)?;
-                    let size = if keep_size { 0 } else { end };
                     if !whole.is_empty() {
                         self.zero_range(inode, whole.start, whole.end, size)?;
                     }
                     if shared > 0 {
                         self.fill_holes_from(inode, offset, end, instead)?;
                     }
-                    if size > inode.size() {
-                        self.set_size(inode, size)?;
-                    }
                 }
                 _ => self.fill_holes(inode, offset, end)?,
             }
-            if mode == FallocateMode::Allocate && end > inode.size() {
-                return self.set_size(inode, end);
+            if size > inode.size() {
+                self.set_size(inode, size)?;
             }
             Ok(())
         };
@@ -180,12 +184,9 @@ impl Engine {
 
     /// Makes a range read as zeros: whole blocks become unwritten, they have homes already. The file ends at
     /// `size` at least, with the same record: what lies between `end` and there is a part of a unit behind
-    /// the end of the file, which reads as zeros.
+    /// the end of the file, which reads as zeros. The caller has settled growth up to there.
     fn zero_range(self: &Arc<Engine>, inode: &InodeRef, offset: u64, end: u64, size: u64) -> Result<()> {
         let grown = (size > inode.size()).then_some(size);
-        if let Some(size) = grown {
-            self.settle_growth(inode, size)?;
-        }
         let (blocks, edges) = prepare_edges(inode, offset, end)?;
         if blocks.is_empty() && grown.is_none() {
             edges.into_iter().for_each(Zeroing::apply);
