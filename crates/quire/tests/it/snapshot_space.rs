@@ -199,6 +199,28 @@ fn removals_leave_room_for_what_was_written_and_for_deletions() {
     volume.close().unwrap();
 }
 
+/// The space that is kept back for a snapshot's metadata is free again when none is shared any more.
+#[test]
+fn what_is_kept_back_for_a_snapshot_comes_back() {
+    let volume = open(&made(64));
+    for file in 0..2000 {
+        volume.write(format!("{file:0200}"), []).unwrap();
+    }
+    volume.sync().unwrap();
+    let available = || {
+        volume.checkpoint().unwrap();
+        volume.checkpoint().unwrap();
+        volume.statfs().available
+    };
+    let (before, nodes) = (available(), volume.metrics()["tree_nodes"]);
+    volume.take_snapshot("s").unwrap();
+    let kept = before - available();
+    assert!(kept >= nodes, "{kept} blocks are kept back for {nodes} nodes");
+    volume.delete_snapshot("s").unwrap();
+    assert_eq!(available(), before);
+    volume.close().unwrap();
+}
+
 /// Two checkpoints after the deletion of a snapshot, what it alone had of the metadata pool is room again. A
 /// transaction that found the pool full wrote none for that: where files had the rest of the volume, it was
 /// refused although there was room.
