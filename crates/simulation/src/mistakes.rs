@@ -172,6 +172,9 @@ pub enum Mistake {
     DeadNeverFreed,
     /// Nodes that only a snapshot needs are used again. Shows when the snapshot is read, and to fsck.
     KeptNodesReused,
+    /// A checkpoint that takes the place of an unpublished one gets the next number. Shows when the slot that
+    /// names it is lost: nodes of the older slot's tree have been used again.
+    ReplacedImageCounted,
     /// A snapshot of a volume in use is taken without a sync. Shows as a snapshot that lacks what had been
     /// written.
     SnapshotWithoutSync,
@@ -313,7 +316,7 @@ impl Mistake {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Mistake; 51] = [
+    pub const ALL: [Mistake; 52] = [
         Mistake::NoFlushBeforeJournalWrite,
         Mistake::RecordNamesNoData,
         Mistake::FlushJoinedLate,
@@ -362,6 +365,7 @@ impl Mistake {
         Mistake::DeadFreedEarly,
         Mistake::DeadNeverFreed,
         Mistake::KeptNodesReused,
+        Mistake::ReplacedImageCounted,
         Mistake::SnapshotWithoutSync,
         Mistake::HomesKeptBySnapshot,
         Mistake::RollbackRestoresMap,
@@ -443,6 +447,7 @@ impl Mistake {
             Mistake::DeadFreedEarly => "dead-freed-early",
             Mistake::DeadNeverFreed => "dead-never-freed",
             Mistake::KeptNodesReused => "kept-nodes-reused",
+            Mistake::ReplacedImageCounted => "replaced-image-counted",
             Mistake::ReceivedDataUnflushed => "received-data-unflushed",
             Mistake::ReceivePositionAhead => "receive-position-ahead",
             Mistake::StreamEndUnchecked => "stream-end-unchecked",

@@ -5,15 +5,17 @@
 //! blocks of files that it has are shared ([`crate::store::snapshot_table`]).
 //!
 //! Protocol of taking one, while others use the volume:
-//! 1. Sync, checkpoint, both again, while changes go on: so little is left for steps 3 and 5.
+//! 1. Sync, checkpoint, both again, while changes go on. Then write back, and write a checkpoint with its
+//!    homes that is not published. So steps 3 and 5 have only what changed during its writes, not what
+//!    changed during a force, a flush and a superblock.
 //! 2. Keep changes back where they begin ([`crate::changes`]), and wait for those under way.
 //! 3. Write back. Nothing is dirty then, nothing is written, and no reservation for data stands.
 //! 4. Keep the engine itself from freeing blocks ([`frees`](crate::store::Store::frees)): what is freed
 //!    between the checkpoint and the key's record would be given to others, though the snapshot has it.
-//! 5. Write a checkpoint with its homes, but for its superblock. Keep room back for what the pool needs from
-//!    now on ([`crate::store::pool_promise`]), and append the key's record. The record depends on all that
-//!    was written so far, so nothing is flushed while changes are kept back. A reader of the snapshot replays
-//!    no journal: homes must not come later than the key.
+//! 5. Write a checkpoint with its homes, but for its superblock; it takes the place of the unpublished one.
+//!    Keep room back for what the pool needs from now on ([`crate::store::pool_promise`]), and append the
+//!    key's record. The record depends on all that was written so far, so nothing is flushed while changes
+//!    are kept back. A reader of the snapshot replays no journal: homes must not come later than the key.
 //! 6. Have the cache ask for homes again ([`quire_cache::Cache::forget_homes`]), and let changes go on.
 //! 7. Publish the checkpoint, and force the record. What goes on meanwhile spares the snapshot's blocks, and
 //!    its records lie behind the key's: a crash that loses the key loses them. A crash may also leave the key
@@ -66,6 +68,7 @@ impl Engine {
         self.check_new_name(name)?;
         drop(self.not_frozen("a snapshot can be taken")?);
         self.sync_ahead()?;
+        self.write_ahead()?;
         let _not_frozen = self.not_frozen("a snapshot can be taken")?;
         let since = Instant::now();
         if !self.changes.hold() {
@@ -75,6 +78,15 @@ impl Engine {
         self.write_back()?;
         let now = self.store.options.clock.now();
         self.take_snapshot_and(name, now, Cost::new(0, 0), &mut |_, _| (), Some(held))
+    }
+
+    /// The second half of step 1.
+    fn write_ahead(self: &Arc<Engine>) -> Result<()> {
+        self.write_back()?;
+        let mut state = self.store.checkpoint.lock();
+        self.store.write_image(&mut state, 0, Pace::Fast)?;
+        let sequence = state.unpublished.as_ref().expect("it was just written").sequence;
+        self.store.write_homes_up_to(sequence)
     }
 
     /// Steps 4 to 7. Nobody else changes the volume, as long as `held` lives, and nothing is dirty. With the
@@ -91,7 +103,7 @@ impl Engine {
         let frees = self.store.frees.whole();
         let transaction = self.store.begin(Cost::new(1 + more.keys, VALUE_MAX + more.bytes))?;
         let mut state = self.store.checkpoint.lock();
-        self.store.write_image(&mut state, 0, Pace::Fast)?;
+        self.store.write_image_instead(&mut state, 0, Pace::Fast)?;
         let superblock = state.unpublished.clone().expect("it was just written");
         self.store.write_homes_up_to(superblock.sequence)?;
         let kept = self.keep_checkpoint(name, created, superblock, transaction, change);

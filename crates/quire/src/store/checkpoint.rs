@@ -151,8 +151,20 @@ impl Store {
     pub(crate) fn write_image(&self, state: &mut CheckpointState, flags: u32, pace: Pace) -> Result<()> {
         // Only one at a time waits for its homes.
         self.publish_image(state)?;
+        self.write_image_instead(state, flags, pace)
+    }
+
+    /// As [`Store::write_image`], but takes the place of an image that is not published yet. It gets that
+    /// one's number: what either of the two frees stays until the slot of the checkpoint before them is
+    /// overwritten.
+    pub(crate) fn write_image_instead(
+        &self,
+        state: &mut CheckpointState,
+        flags: u32,
+        pace: Pace,
+    ) -> Result<()> {
         let image =
-            self.freeze_and_write(state.next(), flags, pace).map_err(|error| self.shut_down(&error))?;
+            self.freeze_and_write(state.number + 1, flags, pace).map_err(|error| self.shut_down(&error))?;
         state.unpublished = Some(image);
         Ok(())
     }

@@ -65,7 +65,9 @@ fn ground(mistake: Mistake) -> Settings {
         | Mistake::DeadNeverFreed
         | Mistake::KeptNodesReused
         | Mistake::RollbackRestoresMap => of(Style::Snapshots, 1, 80, 1000),
-        Mistake::SnapshotWithoutSync | Mistake::HomesKeptBySnapshot => of(Style::Snapshots, 3, 80, 1000),
+        Mistake::SnapshotWithoutSync | Mistake::HomesKeptBySnapshot | Mistake::ReplacedImageCounted => {
+            of(Style::Snapshots, 3, 80, 1000)
+        }
         Mistake::OrphanClaimedApart => of(Style::Forces, 4, 80, 2000),
         _ => of(Style::Forces, 4, 80, 1000),
     }
