@@ -18,3 +18,4 @@ mod salvage;
 mod scale;
 mod shared_nodes;
 mod snapshots;
+mod types;
