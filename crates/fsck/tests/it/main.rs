@@ -5,6 +5,7 @@ mod clean;
 mod common;
 mod damage;
 mod documentation;
+mod extents;
 mod generated;
 mod heal;
 mod kept;
