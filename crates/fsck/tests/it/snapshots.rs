@@ -12,6 +12,7 @@ use quire_format::region::RegionMap;
 use quire_format::snapshot::Snapshot;
 use quire_format::superblock::{FAR_BLOCKS, SLOT_BLOCKS, Superblock};
 use quire_fsck::{IssueKind, Options, check_backend};
+use std::ops::ControlFlow;
 
 /// A volume with two snapshots and dead blocks, closed in order.
 fn with_snapshots() -> Image {
@@ -234,4 +235,53 @@ fn what_a_snapshot_has_is_not_called_new() {
         volume.close().unwrap();
         assert_clean(&backend.visible(), "after writing");
     }
+}
+
+/// Of two snapshots one could not be read, so the repair knew of neither's blocks. A damaged extent of a file
+/// had blocks that the other snapshot has, too: they were freed. So were those of which a damaged value said
+/// that only snapshots have them.
+#[test]
+fn a_snapshot_that_cannot_be_read_costs_no_blocks_of_another() {
+    let image = with_snapshots();
+    let contents = |image: &Image| {
+        let volume = options().read_only(true).open_backend(device(image)).unwrap();
+        ["s0", "s1"].map(|name| volume.open_snapshot(name).unwrap().read("kept").unwrap())
+    };
+    let before = contents(&image);
+    let backend = device(&image);
+    let volume = options().read_only(true).open_backend(backend.clone()).unwrap();
+    let kept = volume.metadata("kept").unwrap().ino();
+    volume.close().unwrap();
+    let mut session = Session::open(backend.clone()).unwrap();
+    let mut keys = Vec::new();
+    let mut scan = |first, last| {
+        let visit = &mut |key: Key, _: &[u8]| {
+            keys.push(key);
+            ControlFlow::Continue(())
+        };
+        session.tree().scan(first, last, visit).unwrap();
+    };
+    scan(Key::extent(kept, 0), Key::extent(kept, u64::MAX));
+    scan(Key::dead(0), Key::dead(u64::MAX));
+    keys.iter().for_each(|key| session.put(*key, &[0xff; 5]));
+    session.close().unwrap();
+    let mut editor = Editor::new(&backend.visible());
+    let snapshot = Snapshot::decode(&editor.value(&editor.key(Key::snapshot(1)))).unwrap();
+    let damaged = snapshot.superblock.space_root.block;
+    editor.image.edit(damaged, |block| block[500] ^= 1);
+
+    let (report, mended) = repair(&editor.image);
+    assert!(report.has(IssueKind::ExtentDamaged) && report.has(IssueKind::DeadBlocksWrong));
+    let left = check(&mended).unwrap().issues;
+    assert!(left.iter().all(|issue| issue.code == IssueKind::SnapshotDamaged), "{left:#?}");
+    let backend = device(&mended);
+    let volume = options().open_backend(backend.clone()).unwrap();
+    let files = (0..).take_while(|n| volume.write(format!("more-{n}"), vec![8; 100_000]).is_ok()).count();
+    assert!(files > 100, "{files}");
+    volume.sync().unwrap();
+    volume.close().unwrap();
+    // It can be read again.
+    let mut full = backend.visible();
+    full.edit(damaged, |block| block[500] ^= 1);
+    assert!(contents(&full) == before);
 }
