@@ -132,8 +132,8 @@ impl Object {
         }
         self.file_end = self.file_end.max(extent.file_end());
         // By its birth the extent would be a file's alone: what replaces it would free what a snapshot has.
-        let epoch = view.superblock.epoch;
-        let is_held = extent.birth >= epoch && view.is_held(extent.run());
+        let (epoch, newest) = (view.superblock.epoch, view.held.newest);
+        let is_held = newest > 0 && extent.birth >= newest && view.is_held(extent.run());
         if extent.birth > epoch || is_held {
             findings.add(
                 IssueKind::ExtentBirthWrong,

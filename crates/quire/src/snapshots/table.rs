@@ -166,7 +166,7 @@ pub(crate) fn dead(tree: &Tree, region: u64) -> Result<RegionMap> {
 
 /// By region, the blocks that snapshots need. Errors: a snapshot cannot tell.
 pub(crate) fn held(device: &Arc<Device>, tree: &Tree) -> Result<BTreeMap<u64, RegionMap>> {
-    let Held { blocks, unknown } = known_held(device, tree);
+    let Held { blocks, unknown, .. } = known_held(device, tree);
     unknown.into_iter().next().map_or(Ok(blocks), Err)
 }
 
@@ -175,6 +175,8 @@ pub(crate) fn held(device: &Arc<Device>, tree: &Tree) -> Result<BTreeMap<u64, Re
 pub struct Held {
     /// By region, the blocks.
     pub blocks: BTreeMap<u64, RegionMap>,
+    /// The newest snapshot that is not being deleted, which shares what was born before it; 0: there is none.
+    pub newest: u32,
     /// Why some of the blocks are not known.
     pub unknown: Vec<Error>,
 }
@@ -188,7 +190,10 @@ pub fn known_held(device: &Arc<Device>, tree: &Tree) -> Held {
         held.unknown.push(error);
         Vec::new()
     });
-    for (_, snapshot) in snapshots {
+    for (number, snapshot) in snapshots {
+        if snapshot.deleting.is_none() {
+            held.newest = number;
+        }
         let mut add = |region, used: RegionMap| {
             let needed = match snapshot.deleting {
                 None => used,
