@@ -28,12 +28,12 @@ pub(crate) type Avoid<'f> = &'f dyn Fn(BlockNo) -> bool;
 /// blocks to `avoid`.
 pub(crate) fn rewrite(
     backend: &dyn Backend,
-    checkpoints: &[Checkpoint],
+    checkpoints: &[&Checkpoint],
     chosen: usize,
     release: &[Run],
     avoid: Avoid<'_>,
 ) -> Result<()> {
-    let checkpoint = &checkpoints[chosen];
+    let checkpoint = checkpoints[chosen];
     let superblock = &checkpoint.superblock;
     let number = checkpoints.iter().map(|other| other.superblock.checkpoint).max().unwrap_or(0) + 1;
     let volume = superblock.volume_id();
@@ -117,7 +117,7 @@ fn remaining(checkpoint: &Checkpoint, release: &[Run]) -> Vec<Run> {
 /// Blocks of the pool that neither superblock leads to and neither map calls used, as far as there are
 /// enough.
 pub(crate) fn fresh_blocks(
-    checkpoints: &[Checkpoint],
+    checkpoints: &[&Checkpoint],
     chunks: &[Run],
     count: usize,
     avoid: Avoid<'_>,
