@@ -132,8 +132,8 @@ impl Object {
         }
         self.file_end = self.file_end.max(extent.file_end());
         // By its birth the extent would be a file's alone: what replaces it would free what a snapshot has.
-        let epoch = view.superblock.epoch;
-        let is_held = extent.birth >= epoch && view.is_held(extent.run());
+        let (epoch, newest) = (view.superblock.epoch, view.held.newest);
+        let is_held = newest > 0 && extent.birth >= newest && view.is_held(extent.run());
         if extent.birth > epoch || is_held {
             findings.add(
                 IssueKind::ExtentBirthWrong,
@@ -206,8 +206,8 @@ impl Object {
                 );
             }
         };
-        self.judge(&record, findings);
-        self.judge_target(&record, findings);
+        let kind = self.judge(&record, findings);
+        self.judge_target(&record, kind, findings);
         self.judge_counts(&record, findings);
         if record.blocks != self.blocks {
             contents.extents[self.first_extent..].iter_mut().for_each(|extent| extent.doubtful = true);
@@ -221,7 +221,7 @@ impl Object {
             nlink: record.nlink,
             links: 0,
             subdirectories: 0,
-            kind: record.file_type(),
+            kind,
             has_entries: self.entries > 0,
             tracked: false,
             visited: 0,
@@ -267,9 +267,9 @@ impl Object {
         });
     }
 
-    /// Whether type and contents fit, and fields that only some types have.
-    fn judge(&self, record: &InodeRecord, findings: &mut Findings) {
-        let (number, kind) = (self.number, record.file_type());
+    /// Whether type and contents fit, and fields that only some types have. Gives the type after a repair.
+    fn judge(&self, record: &InodeRecord, findings: &mut Findings) -> FileType {
+        let (number, mut kind) = (self.number, record.file_type());
         let has = [
             (FileType::Directory, self.entries > 0, KeyKind::Entry, "entries"),
             (FileType::Regular, self.extents > 0, KeyKind::Extent, "extents"),
@@ -297,7 +297,10 @@ impl Object {
                 format!("inode {number} is a {kind:?} with {}: {remedy}", names.join(" and ")),
             );
             match becomes {
-                Some(becomes) => findings.fixes.patch(number).kind = Some(becomes),
+                Some(becomes) => {
+                    findings.fixes.patch(number).kind = Some(becomes);
+                    kind = becomes;
+                }
                 None => {
                     for (_, _, key, _) in foreign {
                         let range = (Key::new(number, *key, 0), Key::new(number, *key, u64::MAX));
@@ -334,11 +337,12 @@ impl Object {
                 format!("inode {number} is a {kind:?} with {} links and {}", record.nlink, wrong.join(", ")),
             );
         }
+        kind
     }
 
-    fn judge_target(&self, record: &InodeRecord, findings: &mut Findings) {
+    fn judge_target(&self, record: &InodeRecord, kind: FileType, findings: &mut Findings) {
         let (number, target) = (self.number, &self.target);
-        if record.file_type() != FileType::Symlink
+        if kind != FileType::Symlink
             || record.nlink == 0
             || (!target.broken && target.bytes == record.size && target.bytes > 0)
         {

@@ -303,9 +303,13 @@ fn cross_check(
     drop(meter);
     let held = snapshots::held(&device, &image.tree, findings)?;
     let all = examined.checkpoints.iter().chain(&examined.kept);
-    let mut pool_holds: Vec<u64> = all.flat_map(Checkpoint::found_blocks).collect();
-    pool_holds.sort_unstable();
-    pool_holds.dedup();
+    let mut pool_holds: Vec<u64> = Vec::new();
+    for checkpoint in all {
+        // One at a time, since they share most. Both parts ascend, so a stable sort merges them.
+        pool_holds.extend(checkpoint.found_blocks());
+        pool_holds.sort();
+        pool_holds.dedup();
+    }
     let view = View {
         superblock: &image.superblock,
         tree: &image.tree,

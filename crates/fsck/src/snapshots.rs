@@ -14,8 +14,7 @@ use crate::issue::IssueKind;
 use crate::progress::Meter;
 use crate::report::{Findings, Place};
 use crate::superblocks;
-use crate::view::Held;
-use quire::internals::snapshots;
+use quire::internals::snapshots::{self, Held};
 use quire_base::Result;
 use quire_base::sync::Arc;
 use quire_device::Device;
@@ -112,19 +111,20 @@ pub(crate) fn wrong_extents(superblock: &Superblock, page: &NodePage) -> Vec<Str
 ///
 /// Errors: the volume's tree cannot be read.
 pub(crate) fn held(device: &Arc<Device>, tree: &Tree, findings: &mut Findings) -> Result<Held> {
-    let error = match snapshots::held(device, tree) {
-        Ok(held) => return Ok(held),
-        Err(error) => error,
-    };
-    findings.add(
-        IssueKind::SnapshotDamaged,
-        Place::NONE,
-        format!("the blocks that snapshots need are not known: {error}; delete the snapshot"),
-    );
-    let mut held = Held::new();
+    let mut held = snapshots::known_held(device, tree);
+    if held.unknown.is_empty() {
+        return Ok(held);
+    }
+    for error in &held.unknown {
+        let message = format!(
+            "the blocks that snapshots need are not all known: {error}; repair frees none until the snapshot is deleted"
+        );
+        findings.add(IssueKind::SnapshotDamaged, Place::NONE, message);
+    }
     tree.scan(Key::dead(0), Key::dead(u64::MAX), &mut |key, value| {
         if let Ok(dead) = RegionMap::decode(value) {
-            held.insert(key.offset, dead);
+            let all = held.blocks.entry(key.offset).or_default();
+            *all = all.either(&dead);
         }
         ControlFlow::Continue(())
     })?;

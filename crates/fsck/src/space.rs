@@ -23,6 +23,7 @@ type Bits = [u64; WORDS];
 /// What one region says and what it should say.
 pub(crate) struct Comparison {
     pub(crate) region: u64,
+    /// While a snapshot cannot be read, all that is marked: it may need that.
     pub(crate) used: Bits,
     /// Those of them that only snapshots use.
     pub(crate) dead: Bits,
@@ -290,7 +291,7 @@ impl<'a> Users<'a> {
         let fixed = Run::new(BlockNo(0), view.superblock.data_start.0);
         Users {
             view,
-            held: view.held.range(0..).map(|(region, _)| *region).collect(),
+            held: view.held.blocks.keys().copied().collect(),
             chunks: view.chunks,
             extents,
             rest: vec![fixed, view.superblock.journal()],
@@ -311,9 +312,16 @@ impl<'a> Users<'a> {
     fn compare(&mut self, region: u64, marked: Result<Bits>) -> Result<Comparison> {
         let live = self.take(region);
         while self.held.pop_front_if(|held| *held <= region).is_some() {}
-        let held = self.view.held.get(&region).map_or([0; WORDS], |held| *held.words());
+        let held = self.view.held.blocks.get(&region).map_or([0; WORDS], |held| *held.words());
         let dead = minus(&held, &live);
-        let used = std::array::from_fn(|word| live[word] | dead[word]);
+        let mut used = std::array::from_fn(|word| live[word] | dead[word]);
+        if !self.view.held.unknown.is_empty() {
+            let mut data = [0; WORDS];
+            let data_end = self.view.superblock.data_end.0;
+            set(&mut data, 0, data_end.saturating_sub(region * REGION_BLOCKS).min(REGION_BLOCKS));
+            let perhaps = marked.as_ref().unwrap_or(&data);
+            used = std::array::from_fn(|word| used[word] | data[word] & perhaps[word]);
+        }
         let marked_dead = match self.view.tree.get_with(Key::dead(region), RegionMap::decode)? {
             Some(marked) => marked.map(|map| *map.words()),
             None => Ok([0; WORDS]),

@@ -3,14 +3,11 @@
 //!
 //! Neighbours: made from a `quire::internals::inspect::Image`, or from a repair session.
 
+use quire::internals::snapshots::Held;
 use quire_format::extent::Run;
-use quire_format::region::{RegionMap, split_by_region};
+use quire_format::region::split_by_region;
 use quire_format::superblock::Superblock;
 use quire_tree::Tree;
-use std::collections::BTreeMap;
-
-/// By region, the blocks that snapshots need.
-pub(crate) type Held = BTreeMap<u64, RegionMap>;
 
 /// A volume, as the cross-checks see it.
 pub(crate) struct View<'a> {
@@ -20,7 +17,7 @@ pub(crate) struct View<'a> {
     pub(crate) orphans: Vec<(u32, u64)>,
     /// Chunks of the metadata pool, ascending.
     pub(crate) chunks: &'a [Run],
-    /// By region, the blocks that snapshots need.
+    /// What snapshots need.
     pub(crate) held: &'a Held,
     /// The blocks of chunks that the pool has something in, ascending; without them, it may have in any.
     pub(crate) pool_holds: Option<&'a [u64]>,
@@ -32,7 +29,7 @@ impl View<'_> {
     /// Whether a snapshot needs one of these blocks.
     pub(crate) fn is_held(&self, run: Run) -> bool {
         split_by_region(run).any(|(region, start, blocks)| {
-            let used = self.held.get(&region).and_then(|held| held.next_used(start));
+            let used = self.held.blocks.get(&region).and_then(|held| held.next_used(start));
             used.is_some_and(|at| at < start + blocks)
         })
     }

@@ -180,7 +180,7 @@ pub mod internals {
     /// See the module of this name.
     pub mod snapshots {
         pub use crate::rollback::roll_back_with;
-        pub use crate::snapshots::table::{BASE_NAME, held, table};
+        pub use crate::snapshots::table::{BASE_NAME, Held, known_held, table};
     }
     /// See the module of this name.
     pub mod inspect {

@@ -67,28 +67,30 @@ pub(super) fn publish(backend: &dyn Backend, base: Base<'_>, remains: Remains) -
         superblock,
     };
     used.into_iter().for_each(|block| mark(&mut new, block));
-    let mut all: Vec<Checkpoint> = vec![new];
-    all.extend(others.iter().cloned());
     let avoid = |block: BlockNo| {
         remains.replaced.contains(&block.0)
             || shrunk.iter().any(|run| run.start <= block && block < run.end())
     };
 
+    let all = with(&new, others);
     let number = all.iter().map(|other| other.superblock.checkpoint).max().unwrap_or(0) + 1;
-    let copies = all[0].superblock.metadata_copies as usize;
-    let runs = all[0].chunk_runs();
+    let copies = new.superblock.metadata_copies as usize;
     let mut places = Vec::new();
     let count = remains.roots.iter().map(count).sum::<usize>();
     if count > 0 {
-        let fresh = pool::fresh_blocks(&all, &runs, count * copies, &avoid)?;
-        fresh.iter().for_each(|block| mark(&mut all[0], block.0));
+        let fresh = pool::fresh_blocks(&with(&new, others), &new.chunk_runs(), count * copies, &avoid)?;
+        fresh.iter().for_each(|block| mark(&mut new, block.0));
         places = pool::places(&fresh, copies);
     }
-    let mut writer = Writer { backend, superblock: &all[0].superblock, number, places };
+    let mut writer = Writer { backend, superblock: &new.superblock, number, places };
     let roots = [writer.write(&remains.roots[0])?, writer.write(&remains.roots[1])?];
-    all[0].superblock.set_roots(roots);
-    all[0].superblock.flags |= FLAG_ERRORS;
-    pool::rewrite(backend, &all, 0, &[], &avoid)
+    new.superblock.set_roots(roots);
+    new.superblock.flags |= FLAG_ERRORS;
+    pool::rewrite(backend, &with(&new, others), 0, &[], &avoid)
+}
+
+fn with<'a>(new: &'a Checkpoint, others: &'a [Checkpoint]) -> Vec<&'a Checkpoint> {
+    std::iter::once(new).chain(others).collect()
 }
 
 fn run_of(chunk: &ChunkEntry) -> Run {

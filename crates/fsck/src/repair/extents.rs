@@ -14,7 +14,7 @@ use quire_device::{AlignedBuf, IoClass};
 use quire_format::extent::{Extent, Run, carve, extents_of_run, overlay};
 use quire_format::key::Key;
 use quire_format::region::{REGION_BLOCKS, RegionMap, split_by_region};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
 /// Blocks copied at once.
@@ -84,20 +84,23 @@ impl Mender<'_> {
         Ok(extents)
     }
 
-    /// Puts and deletes what differs. Both lists ascend.
+    /// Puts and deletes what differs. An old extent goes in the commit that has all that takes its place: the
+    /// repair after a crash frees blocks that no extent names.
     fn replace(&mut self, inode: u64, old: &[Extent], new: &[Extent]) -> Result<()> {
-        let number = InodeNo(inode);
-        for extent in old {
-            if new.binary_search_by_key(&extent.file_block, |new| new.file_block).is_err() {
-                self.delete(Key::extent(number, extent.file_block))?;
+        let by_place = |list: &[Extent]| BTreeMap::from_iter(list.iter().map(|one| (one.file_block, *one)));
+        let (old, new) = (by_place(old), by_place(new));
+        let mut end = 0;
+        for place in BTreeSet::from_iter(old.keys().chain(new.keys())) {
+            if *place >= end {
+                self.commit_if_many()?;
             }
-        }
-        for extent in new {
-            let same = old
-                .binary_search_by_key(&extent.file_block, |old| old.file_block)
-                .map(|at| old[at] == *extent);
-            if same != Ok(true) {
-                self.put(Key::extent(number, extent.file_block), &extent.encode())?;
+            let (before, after) = (old.get(place), new.get(place));
+            end = [before, after].into_iter().flatten().map(Extent::file_end).fold(end, u64::max);
+            let key = Key::extent(InodeNo(inode), *place);
+            match after {
+                Some(after) if before != Some(after) => self.session.put(key, &after.encode()),
+                Some(_) => {}
+                None => self.session.delete(key),
             }
         }
         self.session.commit()

@@ -57,7 +57,7 @@ impl<'a> Mender<'a> {
         self.commit_if_many()
     }
 
-    fn commit_if_many(&mut self) -> Result<()> {
+    pub(super) fn commit_if_many(&mut self) -> Result<()> {
         if self.session.pending() >= BATCH { self.session.commit() } else { Ok(()) }
     }
 

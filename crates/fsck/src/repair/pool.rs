@@ -28,12 +28,12 @@ pub(crate) type Avoid<'f> = &'f dyn Fn(BlockNo) -> bool;
 /// blocks to `avoid`.
 pub(crate) fn rewrite(
     backend: &dyn Backend,
-    checkpoints: &[Checkpoint],
+    checkpoints: &[&Checkpoint],
     chosen: usize,
     release: &[Run],
     avoid: Avoid<'_>,
 ) -> Result<()> {
-    let checkpoint = &checkpoints[chosen];
+    let checkpoint = checkpoints[chosen];
     let superblock = &checkpoint.superblock;
     let number = checkpoints.iter().map(|other| other.superblock.checkpoint).max().unwrap_or(0) + 1;
     let volume = superblock.volume_id();
@@ -47,6 +47,7 @@ pub(crate) fn rewrite(
     let copies = superblock.metadata_copies as usize;
     let fresh = fresh_blocks(checkpoints, &chunks, copies * (missing.len() + pages), avoid)?;
     let places = places(&fresh, copies);
+    let fresh = BTreeSet::from_iter(fresh);
     let (orphan_places, page_places) = places.split_at(missing.len());
 
     let mut orphans = checkpoint.orphans.clone();
@@ -116,16 +117,15 @@ fn remaining(checkpoint: &Checkpoint, release: &[Run]) -> Vec<Run> {
 /// Blocks of the pool that neither superblock leads to and neither map calls used, as far as there are
 /// enough.
 pub(crate) fn fresh_blocks(
-    checkpoints: &[Checkpoint],
+    checkpoints: &[&Checkpoint],
     chunks: &[Run],
     count: usize,
     avoid: Avoid<'_>,
 ) -> Result<Vec<BlockNo>> {
     let marked = |checkpoint: &Checkpoint, block: BlockNo| {
-        checkpoint.chunks.iter().any(|chunk| {
-            let bit = block.0.wrapping_sub(chunk.start.0);
-            bit < u64::from(chunk.blocks) && chunk.used[bit as usize / 64] >> (bit % 64) & 1 == 1
-        })
+        checkpoint
+            .place(block)
+            .is_some_and(|(chunk, word, mask)| checkpoint.chunks[chunk].used[word] & mask != 0)
     };
     let mut fresh = BTreeSet::new();
     // First what is free by all accounts; if the maps leave too little, what no walk has found. From both
@@ -161,12 +161,12 @@ fn used_chunks(
     checkpoint: &Checkpoint,
     chunks: &[Run],
     orphans: &[OrphanRef],
-    fresh: &[BlockNo],
+    fresh: &BTreeSet<BlockNo>,
 ) -> Vec<ChunkEntry> {
-    let gone = |block: BlockNo| {
-        let page = checkpoint.manifest_blocks.contains(&block);
-        page || !checkpoint.is_found(block)
-    };
+    // Blocks that the manifest names as orphan blocks, but which do not check.
+    let stale_orphans = BTreeSet::from_iter(&checkpoint.damaged_orphans);
+    let pages = BTreeSet::from_iter(&checkpoint.manifest_blocks);
+    let gone = |block: BlockNo| pages.contains(&block) || !checkpoint.is_found(block);
     chunks
         .iter()
         .map(|chunk| {
@@ -174,7 +174,7 @@ fn used_chunks(
             for bit in 0..chunk.blocks {
                 let block = chunk.start.offset(bit);
                 let needed = !gone(block)
-                    && (!is_stale_orphan(checkpoint, block)
+                    && (!stale_orphans.contains(&block)
                         || orphans.iter().any(|orphan| orphan.place().contains(block)));
                 if needed || fresh.contains(&block) {
                     used[bit as usize / 64] |= 1 << (bit % 64);
@@ -183,11 +183,6 @@ fn used_chunks(
             ChunkEntry { start: chunk.start, blocks: chunk.blocks as u32, used }
         })
         .collect()
-}
-
-/// A block that the manifest names as an orphan block, but which does not check.
-fn is_stale_orphan(checkpoint: &Checkpoint, block: BlockNo) -> bool {
-    checkpoint.damaged_orphans.contains(&block)
 }
 
 fn pages(chunks: usize, orphans: usize) -> usize {

@@ -21,7 +21,7 @@ use quire_fsck::{Issue, IssueKind, Options, Report, Severity, check_backend};
 use std::collections::BTreeMap;
 
 /// Repairs; all must be mended, a second check clean, and a second repair must change nothing.
-fn mend(image: &Image, what: &str) -> (Report, Image) {
+pub fn mend(image: &Image, what: &str) -> (Report, Image) {
     let (report, after) = repair(image);
     assert!(!report.issues.is_empty(), "{what}: not noticed");
     assert_eq!(report.exit_code(), 1, "{what}: {:#?}", report.issues);

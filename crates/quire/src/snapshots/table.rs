@@ -164,28 +164,50 @@ pub(crate) fn dead(tree: &Tree, region: u64) -> Result<RegionMap> {
     Ok(tree.get_with(Key::dead(region), RegionMap::decode)?.transpose()?.unwrap_or_default())
 }
 
-/// By region, the blocks that snapshots need: for checks. What a snapshot that is being deleted has given
-/// back is not among them: regions before its cursor, and behind it what is not dead, since such a snapshot
-/// shares nothing, and blocks that leave files are free at once.
-pub fn held(device: &Arc<Device>, tree: &Tree) -> Result<BTreeMap<u64, RegionMap>> {
-    let mut held: BTreeMap<u64, RegionMap> = BTreeMap::new();
-    for (_, snapshot) in table(tree)? {
-        let mut outcome = Ok(());
-        Space::open(device, &snapshot)?.each(&mut |region, used| {
+/// By region, the blocks that snapshots need. Errors: a snapshot cannot tell.
+pub(crate) fn held(device: &Arc<Device>, tree: &Tree) -> Result<BTreeMap<u64, RegionMap>> {
+    let Held { blocks, unknown, .. } = known_held(device, tree);
+    unknown.into_iter().next().map_or(Ok(blocks), Err)
+}
+
+/// What snapshots need, as far as it is known.
+#[derive(Debug, Default)]
+pub struct Held {
+    /// By region, the blocks.
+    pub blocks: BTreeMap<u64, RegionMap>,
+    /// The newest snapshot that is not being deleted, which shares what was born before it; 0: there is none.
+    pub newest: u32,
+    /// Why some of the blocks are not known.
+    pub unknown: Vec<Error>,
+}
+
+/// The blocks that snapshots need, as far as their space trees can be read. What a snapshot that is being
+/// deleted has given back is not among them: regions before its cursor, and behind it what is not dead, since
+/// such a snapshot shares nothing, and blocks that leave files are free at once.
+pub fn known_held(device: &Arc<Device>, tree: &Tree) -> Held {
+    let mut held = Held::default();
+    let snapshots = table(tree).unwrap_or_else(|error| {
+        held.unknown.push(error);
+        Vec::new()
+    });
+    for (number, snapshot) in snapshots {
+        if snapshot.deleting.is_none() {
+            held.newest = number;
+        }
+        let mut add = |region, used: RegionMap| {
             let needed = match snapshot.deleting {
                 None => used,
                 Some(done) if region < done => return,
-                Some(_) => match dead(tree, region) {
-                    Ok(dead) => used.both(&dead),
-                    Err(error) => return outcome = Err(error),
-                },
+                // Where it cannot be read what is dead, all of it may be.
+                Some(_) => dead(tree, region).map_or_else(|_| used.clone(), |dead| used.both(&dead)),
             };
-            let all = held.entry(region).or_default();
+            let all = held.blocks.entry(region).or_default();
             *all = all.either(&needed);
-        })?;
-        outcome?;
+        };
+        let read = Space::open(device, &snapshot).and_then(|space| space.each(&mut add));
+        held.unknown.extend(read.err());
     }
-    Ok(held)
+    held
 }
 
 /// Which snapshot, of any volume, a snapshot of this one is.
