@@ -5,7 +5,8 @@
 //! the blocks of maps and orphan blocks that three checkpoints can need. The pool must have `L + 2 D + O`
 //! blocks, or twice as many where everything has two copies: while checkpoint n + 1 is written, slots n and
 //! n - 1 need L(n) and what n freed (at most D), and the writing takes D; after a crash in mid-write, replay
-//! changes two epochs' dirty sets in one, over L(n) alone.
+//! changes two epochs' dirty sets in one, over L(n) alone. Where an image takes the place of an unpublished
+//! one, the dirty sets of both count as one, and D bounds that one too.
 //!
 //! A node that a kept checkpoint has needs a block more from its first change on: its old block stays. These
 //! are counted when they are marked, until the checkpoint that frees the old block has added it to O; else

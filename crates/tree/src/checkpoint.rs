@@ -9,6 +9,10 @@
 //! 3. The caller flushes, writes a superblock that names the image, flushes, and says so:
 //!    [`Tree::published`].
 //!
+//! An image that is not published yet may give way to one of the next epoch, under the same number, where
+//! [`Tree::may_replace_unpublished`] says so: what either of them frees is needed until the checkpoint after
+//! them is published.
+//!
 //! Invariants: a frozen epoch is written before the next freeze. Blocks that a checkpoint frees are handed
 //! out only when both superblock slots have moved beyond the checkpoint that needs them. Memory beside the
 //! saved nodes is bounded: the buffers of a few batches, which are written while the next one is filled.
@@ -42,6 +46,8 @@ pub struct Frozen {
     orphan_blocks: Vec<OrphanBlock>,
     /// Nodes of the frozen tree.
     nodes: u64,
+    /// Nodes of its dirty set.
+    dirty: u64,
 }
 
 /// What a superblock must name.
@@ -57,7 +63,7 @@ pub struct CheckpointImage {
     pub blocks_written: u64,
 }
 
-/// What a checkpoint writes into every block: its number (higher than any before), and the life that the
+/// What a checkpoint writes into every block: its number (higher than that of any published one), and the life that the
 /// volume is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointStamp {
@@ -71,8 +77,16 @@ pub struct CheckpointStamp {
 #[derive(Default)]
 pub(crate) struct Versions {
     failure: Option<Error>,
-    /// (checkpoint, nodes of its tree), written and not yet published.
-    written: VecDeque<(u64, u64)>,
+    written: VecDeque<Written>,
+}
+
+/// An image that is written and not yet published.
+struct Written {
+    checkpoint: u64,
+    /// Nodes of its tree.
+    nodes: u64,
+    /// Nodes of its dirty set, and places of what else it wrote.
+    dirty: u64,
 }
 
 /// Blocks that are written at once.
@@ -91,9 +105,18 @@ impl Tree {
         let roots = [0, 1].map(|at: usize| self.roots[at].node.read(&pin()).clone());
         let epoch = self.live_epoch();
         let removed = std::mem::take(&mut *self.removed.lock());
+        let dirty = self.accounting.dirty();
         let nodes = self.accounting.freeze();
         self.epoch.store(epoch + 1, Ordering::Release);
-        Frozen { epoch, roots, removed, orphan_blocks, nodes }
+        Frozen { epoch, roots, removed, orphan_blocks, nodes, dirty }
+    }
+
+    /// Whether the next image may have the number of those that are written and not yet published: whether
+    /// all their dirty sets together are no more than one may be.
+    pub fn may_replace_unpublished(&self) -> bool {
+        let written: u64 = self.versions.lock().written.iter().map(|image| image.dirty).sum();
+        let accounting = &self.accounting;
+        written + accounting.dirty() + accounting.held() <= accounting.dirty_max()
     }
 
     /// Writes a frozen epoch as a checkpoint. Live changes go on. Where nothing has changed, the image is
@@ -118,10 +141,11 @@ impl Tree {
         if let Some(error) = &self.versions.lock().failure {
             return Err(error.clone());
         }
-        let nodes = frozen.nodes;
+        let (nodes, dirty) = (frozen.nodes, frozen.dirty);
         match self.write_image(frozen, stamp, may_rest) {
             Ok(image) => {
-                self.versions.lock().written.push_back((checkpoint, nodes));
+                let others = image.blocks_written / self.accounting.copies() - image.nodes_written;
+                self.versions.lock().written.push_back(Written { checkpoint, nodes, dirty: dirty + others });
                 self.evict_after_checkpoint();
                 Ok(image)
             }
@@ -138,9 +162,9 @@ impl Tree {
     pub fn published(&self, checkpoint: u64) {
         self.release(checkpoint.saturating_sub(1));
         let mut versions = self.versions.lock();
-        while versions.written.front().is_some_and(|(number, _)| *number <= checkpoint) {
-            if let Some((_, nodes)) = versions.written.pop_front() {
-                self.accounting.published(nodes);
+        while versions.written.front().is_some_and(|image| image.checkpoint <= checkpoint) {
+            if let Some(image) = versions.written.pop_front() {
+                self.accounting.published(image.nodes);
             }
         }
     }

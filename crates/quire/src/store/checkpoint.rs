@@ -154,15 +154,18 @@ impl Store {
         self.write_image_instead(state, flags, pace)
     }
 
-    /// As [`Store::write_image`], but takes the place of an image that is not published yet. It gets that
-    /// one's number: what either of the two frees stays until the slot of the checkpoint before them is
-    /// overwritten.
+    /// As [`Store::write_image`], but takes the place of an image that is not published yet, if the pool has
+    /// room for both. It gets that one's number: what either of the two frees stays until the slot of the
+    /// checkpoint before them is overwritten.
     pub(crate) fn write_image_instead(
         &self,
         state: &mut CheckpointState,
         flags: u32,
         pace: Pace,
     ) -> Result<()> {
+        if !self.tree.may_replace_unpublished() {
+            self.publish_image(state)?;
+        }
         let image =
             self.freeze_and_write(state.number + 1, flags, pace).map_err(|error| self.shut_down(&error))?;
         state.unpublished = Some(image);

@@ -222,3 +222,41 @@ fn what_a_kept_checkpoint_holds_counts_from_the_first_change_on() {
         assert!(changed > KEYS, "only {changed} changes: {:?}", volume.tree.stats());
     }
 }
+
+/// A checkpoint that took the place of an unpublished one was written though the two had more nodes than the
+/// pool has room for beside the slots. It found no free block, or the one after it did, and the volume shut
+/// down.
+#[test]
+fn images_that_give_way_to_others_count_with_them() {
+    const KEYS: u64 = 4000;
+    for seed in 0..4u32 {
+        let copies = 1 + seed % 2;
+        let device = Device::in_memory(32 << 10);
+        let mut volume = Volume::with_copies(device, u64::from(4096 * copies), LIMITS, copies);
+        let tree = volume.tree.clone();
+        let mut random = Random::seeded(seed.into());
+        let mut written = None;
+        let (mut replaced, mut too_large) = (0, 0);
+        for round in 0..120u64 {
+            let changes = [100, 2500][random.below(2) as usize];
+            for _ in 0..random.below(changes) {
+                let Ok(_reservation) = tree.try_reserve(tree.nodes_for(1), Class::Normal) else { break };
+                volume.put(Key::extent(InodeNo(1), random.below(KEYS)), &[round as u8; 1000]);
+            }
+            if written.is_some() {
+                if tree.may_replace_unpublished() {
+                    replaced += 1;
+                } else {
+                    too_large += 1;
+                    volume.publish(written.take().unwrap(), round % 10 == 0);
+                }
+            }
+            let frozen = volume.freeze();
+            written = Some(volume.write_unpublished(frozen));
+            if random.one_in(3) {
+                volume.publish(written.take().unwrap(), true);
+            }
+        }
+        assert!(replaced > 10 && too_large > 10, "{replaced} {too_large}: {:?}", tree.stats());
+    }
+}

@@ -196,9 +196,19 @@ impl Volume {
     }
 
     /// Writes what was frozen; checks that neither slot has lost anything by it; publishes.
-    pub fn write(&mut self, (frozen, model): (Frozen, Model), check: bool) {
+    pub fn write(&mut self, frozen: (Frozen, Model), check: bool) {
+        let written = self.write_unpublished(frozen);
+        self.publish(written, check);
+    }
+
+    /// Writes what was frozen as the next checkpoint.
+    pub fn write_unpublished(&self, (frozen, model): (Frozen, Model)) -> (CheckpointImage, Model) {
+        (self.tree.write_frozen(frozen, stamp(self.number + 1)).unwrap(), model)
+    }
+
+    /// The rest of [`Volume::write`].
+    pub fn publish(&mut self, (image, model): (CheckpointImage, Model), check: bool) {
         self.number += 1;
-        let image = self.tree.write_frozen(frozen, stamp(self.number)).unwrap();
         self.device.flush_to(self.device.mark()).unwrap();
         let root = Root::of(self.number, &image);
         if check {
