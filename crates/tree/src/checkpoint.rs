@@ -63,8 +63,8 @@ pub struct CheckpointImage {
     pub blocks_written: u64,
 }
 
-/// What a checkpoint writes into every block: its number (higher than that of any published one), and the life that the
-/// volume is in.
+/// What a checkpoint writes into every block: its number (higher than that of any published one), and the
+/// life that the volume is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointStamp {
     /// The checkpoint's number.

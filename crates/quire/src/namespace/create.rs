@@ -273,8 +273,7 @@ impl Engine {
         for (key, value) in &pieces {
             transaction.put(*key, value);
         }
-        // New: it is journaled as it is.
-        records.edit(inode);
+        records.makes(inode);
         let Some(Naming { directory, name, cookie }) = naming else {
             records.make_orphan(inode, &mut transaction);
             return records.commit(transaction, Depends::Nothing);
@@ -282,6 +281,7 @@ impl Engine {
         let entry =
             Entry { inode: inode.number(), generation: inode.generation(), file_type: inode.kind(), name };
         transaction.put(Key::entry(directory.number(), *cookie), &entry.encode());
+        records.changes_names_of(directory);
         if is_directory {
             records.add_links(directory, 1)?;
             let now = self.store.options.clock.now();
@@ -290,9 +290,6 @@ impl Engine {
             return records.commit(transaction, Depends::Nothing);
         }
         let seq = records.commit(transaction, Depends::Nothing)?;
-        // There is nothing to read back of a new file whose record is lost: fdatasync covers it too.
-        inode.committed_data(seq);
-        directory.committed(seq);
         directory.touch_written();
         Ok(seq)
     }

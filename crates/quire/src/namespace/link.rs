@@ -54,12 +54,12 @@ impl Engine {
         transaction.warm_orphan(inode.number(), state)?;
         let mut records = Records::lock(self, &[inode.arc()]);
         records.add_name(inode, &mut transaction)?;
+        records.changes_names_of(directory);
         records.edit(inode).ctime = self.store.options.clock.now();
         let entry =
             Entry { inode: inode.number(), generation: inode.generation(), file_type: inode.kind(), name };
         transaction.put(key, &entry.encode());
-        let seq = records.commit(transaction, Depends::Nothing)?;
-        directory.committed(seq);
+        records.commit(transaction, Depends::Nothing)?;
         directory.touch_written();
         Ok(())
     }

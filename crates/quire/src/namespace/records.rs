@@ -2,10 +2,12 @@
 //!
 //! Protocol: lock the inodes (ascending, each once), edit copies of their records, commit. Only when the
 //! commit has succeeded do the copies become the records in memory; if it fails, nothing has changed and an
-//! orphan slot that was claimed on the way is given back. Every locked inode's fsync covers the transaction.
+//! orphan slot that was claimed on the way is given back. The fsync of every locked inode, and of every
+//! directory whose names change, covers the transaction.
 //!
-//! Invariants: the locks are held from before the `Seq` until memory shows what was applied. The caller has
-//! its reservation before it locks, and takes no outer lock afterwards.
+//! Invariants: the locks are held from before the `Seq` until memory shows what was applied. A directory's
+//! lock is not held where only its names change; so its fsync covers them before anybody can see them. The
+//! caller has its reservation before it locks, and takes no outer lock afterwards.
 //!
 //! Neighbours: everything in [`crate::namespace`], [`crate::attributes`] and [`crate::xattr`].
 
@@ -35,6 +37,10 @@ pub const INODE_NEVER_NAMED: u32 = 1 << 0;
 pub(crate) struct Records<'a> {
     engine: &'a Engine,
     locked: Vec<Locked<'a>>,
+    /// Directories whose names change.
+    directories: Vec<&'a Inode>,
+    /// A new inode.
+    made: Option<&'a Inode>,
 }
 
 impl<'a> Records<'a> {
@@ -49,7 +55,19 @@ impl<'a> Records<'a> {
             inode.fold_times(&mut meta);
             Locked { inode, meta, edited: None, orphan: None }
         };
-        Records { engine, locked: order.into_iter().map(lock).collect() }
+        let locked = order.into_iter().map(lock).collect();
+        Records { engine, locked, directories: Vec::new(), made: None }
+    }
+
+    /// Names of this directory change.
+    pub(super) fn changes_names_of(&mut self, directory: &'a Inode) {
+        self.directories.push(directory);
+    }
+
+    /// A locked inode is new: it will be journaled as it is.
+    pub(super) fn makes(&mut self, inode: &'a Inode) {
+        self.edit(inode);
+        self.made = Some(inode);
     }
 
     fn place(&self, inode: &Inode) -> usize {
@@ -133,7 +151,13 @@ impl<'a> Records<'a> {
                 transaction.put_inode(locked.inode.number, record);
             }
         }
-        let committed = transaction.commit(depends);
+        let committed = transaction.commit_telling(depends, &mut |seq| {
+            self.directories.iter().for_each(|directory| directory.committed(seq));
+            if let Some(inode) = self.made {
+                // There is nothing to read back of a new file whose record is lost: fdatasync covers it.
+                inode.committed_data(seq);
+            }
+        });
         for locked in &mut self.locked {
             match &committed {
                 Ok(seq) => locked.publish(*seq),

@@ -378,19 +378,21 @@ impl Engine {
     }
 
     /// Commits, with look-ups warned for as long as it applies.
-    fn finish(
+    fn finish<'a>(
         &self,
-        records: Records<'_>,
+        mut records: Records<'a>,
         transaction: Transaction<'_>,
-        from: &InodeRef,
-        to: &InodeRef,
+        from: &'a InodeRef,
+        to: &'a InodeRef,
         depends: Depends,
     ) -> Result<()> {
         let moving = (Moving::announce(from), (from.number() != to.number()).then(|| Moving::announce(to)));
-        let seq = records.commit(transaction, depends)?;
+        for directory in [from, to] {
+            records.changes_names_of(directory);
+        }
+        records.commit(transaction, depends)?;
         drop(moving);
         for directory in [from, to] {
-            directory.committed(seq);
             directory.touch_written();
         }
         Ok(())

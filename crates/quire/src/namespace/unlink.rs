@@ -55,14 +55,14 @@ impl Engine {
         transaction.warm_new_orphan(inode.number())?;
         let mut records = Records::lock(self, &[inode.arc()]);
         transaction.delete(key);
+        records.changes_names_of(directory);
         if records.record(&inode).nlink <= 1 {
             records.make_orphan(&inode, &mut transaction);
         } else {
             records.add_links(&inode, -1)?;
         }
         records.edit(&inode).ctime = self.store.options.clock.now();
-        let seq = records.commit(transaction, Depends::Nothing)?;
-        directory.committed(seq);
+        records.commit(transaction, Depends::Nothing)?;
         directory.touch_written();
         Ok(())
     }

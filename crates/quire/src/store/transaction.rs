@@ -443,16 +443,21 @@ impl Transaction<'_> {
 
     /// Appends and applies. On an error nothing has changed, or the volume is shut down.
     pub(crate) fn commit(self, depends: Depends) -> Result<Seq> {
-        self.commit_by(depends, false)
+        self.commit_by(depends, false, &mut |_| ())
+    }
+
+    /// As [`Transaction::commit`]; `appended` hears of the `Seq` before anybody can see what it changes.
+    pub(crate) fn commit_telling(self, depends: Depends, appended: &mut dyn FnMut(Seq)) -> Result<Seq> {
+        self.commit_by(depends, false, appended)
     }
 
     /// As [`Transaction::commit`], while no other change is between its `Seq` and its last apply: for what
     /// says how others are applied.
     pub(crate) fn commit_alone(self, depends: Depends) -> Result<Seq> {
-        self.commit_by(depends, true)
+        self.commit_by(depends, true, &mut |_| ())
     }
 
-    fn commit_by(mut self, depends: Depends, alone: bool) -> Result<Seq> {
+    fn commit_by(mut self, depends: Depends, alone: bool, appended: &mut dyn FnMut(Seq)) -> Result<Seq> {
         let store = self.store;
         let mut keys = Vec::with_capacity(self.changes.len() + 4);
         let mut freed = Vec::new();
@@ -477,6 +482,7 @@ impl Transaction<'_> {
         let shared = (!alone).then(|| store.barrier.shared());
         let whole_or_none = HalfApplied(store);
         let seq = journal.append_after(&mut self.reservation.journal, &payload, depends.mark());
+        appended(seq);
         for change in &self.changes {
             if let Err(error) = store.apply(change, seq) {
                 return Err(store.shut_down(&error.context("applying a journaled change")));

@@ -393,3 +393,47 @@ fn properties_set_at_once_are_in_memory_as_on_disk() {
         );
     }
 }
+
+/// A change of a directory's names could be seen before the directory knew that its fsync has to cover it: an
+/// fsync by whoever had seen the change found nothing to do, and a crash took the change back.
+#[test]
+fn who_sees_a_change_of_names_can_make_it_durable() {
+    for seed in 0..400 {
+        let there =
+            move |volume: &Volume, name: &[u8]| volume.inodes().lookup(&volume.inodes().root(), name).is_ok();
+        // What shows the change: a name that comes, or one that goes.
+        let change = seed % 5;
+        let shows =
+            move |volume: &Volume| if change == 4 { !there(volume, b"f") } else { there(volume, b"new") };
+        let body = move |volume: &Volume, device: &SimulatedBackend| {
+            let root = volume.inodes().root();
+            let file = volume.inodes().create(&root, b"f", &Create::file(0o644)).unwrap();
+            volume.sync().unwrap();
+            let changer = {
+                let (volume, root) = (volume.clone(), root.clone());
+                let body = move || match change {
+                    0 | 1 => drop(volume.inodes().create(&root, b"new", &Create::file(0o644)).unwrap()),
+                    2 => volume.inodes().hard_link(&file, &root, b"new").unwrap(),
+                    3 => volume.inodes().rename(&root, b"f", &root, b"new", RenameFlags::empty()).unwrap(),
+                    _ => volume.inodes().remove_file(&root, b"f").unwrap(),
+                };
+                thread::Builder::new().spawn(body).unwrap()
+            };
+            while !shows(volume) {
+                thread::yield_now();
+            }
+            match change {
+                // A new file is nothing without its name.
+                1 => {
+                    let new = volume.inodes().lookup(&root, b"new").unwrap();
+                    volume.inodes().fsync(&new, true).unwrap();
+                }
+                _ => volume.inodes().fsync(&root, seed % 2 == 0).unwrap(),
+            }
+            let image = device.crash(CrashPolicy::LoseAll);
+            changer.join().unwrap();
+            ((), image)
+        };
+        assert!(shows(&crashed(seed, body).1), "seed {seed}: change {change} is gone");
+    }
+}
