@@ -35,28 +35,40 @@ pub(crate) fn check(
     findings: &mut Findings,
     meter: &mut Meter<'_>,
 ) -> Vec<Checkpoint> {
-    let table = match snapshots::table(tree) {
-        Ok(table) => table,
-        Err(error) => {
-            findings.add(IssueKind::SnapshotDamaged, Place::NONE, error.to_string());
-            return Vec::new();
-        }
-    };
+    let mut table = Vec::new();
+    let scanned = tree.scan(Key::snapshot(0), Key::snapshot(u32::MAX), &mut |key, value| {
+        table.push((key.offset as u32, Snapshot::decode(value)));
+        ControlFlow::Continue(())
+    });
+    if let Err(error) = scanned {
+        findings.add(IssueKind::SnapshotDamaged, Place::NONE, error.to_string());
+        return Vec::new();
+    }
     // Leaves that an earlier snapshot has are not read again, unless their extents are judged otherwise.
     let (mut seen, mut areas) = (Seen::new(), None);
-    table
-        .iter()
-        .map(|(number, snapshot)| {
-            let superblock = &snapshot.superblock;
-            compare(*number, snapshot, now, findings);
-            let its_areas = Some((superblock.journal(), superblock.data_space()));
-            if areas != its_areas {
-                (seen, areas) = (Seen::new(), its_areas);
+    let mut checkpoints = Vec::with_capacity(table.len());
+    for (number, snapshot) in &table {
+        let snapshot = match snapshot {
+            Ok(snapshot) => snapshot,
+            Err(error) => {
+                let message = format!(
+                    "number {number}: {error}: the volume opens only for reading, until `quire fsck --repair --lossy` \
+                     gives it up"
+                );
+                findings.add(IssueKind::SnapshotDamaged, Place::NONE, message);
+                continue;
             }
-            let (slot, role) = (superblock.slot as usize, Role::Snapshot(&snapshot.name));
-            checkpoint::check(device, (slot, superblock), role, &mut seen, findings, meter)
-        })
-        .collect()
+        };
+        let superblock = &snapshot.superblock;
+        compare(*number, snapshot, now, findings);
+        let its_areas = Some((superblock.journal(), superblock.data_space()));
+        if areas != its_areas {
+            (seen, areas) = (Seen::new(), its_areas);
+        }
+        let (slot, role) = (superblock.slot as usize, Role::Snapshot(&snapshot.name));
+        checkpoints.push(checkpoint::check(device, (slot, superblock), role, &mut seen, findings, meter));
+    }
+    checkpoints
 }
 
 /// Reports where a snapshot's superblock contradicts the volume's. A volume may have grown since, and its

@@ -2,6 +2,7 @@
 
 use crate::common::editor::Editor;
 use crate::common::{assert_clean, check, closed, device, options, repair};
+use crate::repair::walk_volume;
 use quire::internals::repair::Session;
 use quire::{OpenOptions, ReceiveOptions, SendOptions, take_snapshot_backend};
 use quire_base::BlockNo;
@@ -13,6 +14,8 @@ use quire_format::snapshot::Snapshot;
 use quire_format::superblock::{FAR_BLOCKS, SLOT_BLOCKS, Superblock};
 use quire_fsck::{IssueKind, Options, check_backend};
 use std::ops::ControlFlow;
+
+const LOSSY: Options<'_> = Options { repair: true, lossy: true, dry_run: false, progress: None };
 
 /// A volume with two snapshots and dead blocks, closed in order.
 fn with_snapshots() -> Image {
@@ -90,6 +93,48 @@ fn snapshots_whose_names_are_lost_are_told() {
     let report = check_backend(backend.clone(), &lossy).unwrap();
     assert!(report.losses.iter().any(|loss| loss.what.contains("snapshots")), "{:#?}", report.losses);
     assert_clean(&backend.visible(), "after the repair");
+}
+
+/// One wrong byte in the value of a snapshot, under checksums that fit, and the volume was refused: by a
+/// mount for reading, by the lossy repair, and by a salvage.
+#[test]
+fn a_snapshot_that_makes_no_sense_does_not_keep_the_volume_from_being_read() {
+    let image = with_snapshots();
+    let read = |image: &Image| {
+        let volume = options().read_only(true).open_backend(device(image)).unwrap();
+        walk_volume(&volume)
+    };
+    let before = read(&image);
+    for at in [16, 17, 18, 20 + 100, 420] {
+        let mut editor = Editor::new(&image);
+        let key = editor.key(Key::snapshot(1));
+        let mut value = editor.value(&key);
+        value[at] = 0xff;
+        Snapshot::decode(&value).unwrap_err();
+        editor.set_value(&key, &value);
+        let damaged = editor.image;
+        assert_eq!(read(&damaged), before, "byte {at}");
+        // What it needs is not known.
+        let refused = options().open_backend(device(&damaged)).map(drop).unwrap_err();
+        assert!(refused.to_string().contains("snapshot 1"), "byte {at}: {refused}");
+        let report = check(&damaged).unwrap();
+        assert!(report.has(IssueKind::SnapshotDamaged), "byte {at}: {:#?}", report.issues);
+        assert!(!report.has(IssueKind::VolumeRefused), "byte {at}: {:#?}", report.issues);
+
+        let target = tempfile::tempdir().unwrap();
+        let salvaged = quire_fsck::salvage_backend(device(&damaged), target.path(), None).unwrap();
+        // The host may keep no attribute as large as one of these.
+        assert!(salvaged.problems.iter().all(|problem| problem.path != "/"), "byte {at}: {salvaged:#?}");
+        assert!(target.path().join("kept").exists(), "byte {at}");
+
+        let backend = device(&damaged);
+        let report = check_backend(backend.clone(), &LOSSY).unwrap();
+        assert_eq!(report.exit_code(), 1, "byte {at}: {:#?}", report.issues);
+        let told = report.losses.iter().any(|loss| loss.what.contains("number 1"));
+        assert!(told, "byte {at}: {:#?}", report.losses);
+        assert_clean(&backend.visible(), "after the repair");
+        assert_eq!(read(&backend.visible()), before, "byte {at}");
+    }
 }
 
 /// A stranger's image had a snapshot with a forged superblock, whose checksum fitted. fsck called the image
