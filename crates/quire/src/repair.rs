@@ -14,6 +14,7 @@ use crate::options::VolumeOptions;
 use crate::recovery;
 pub use crate::recovery::JournalCut;
 use crate::store::orphan_slots::Slot;
+use crate::volume::Volume;
 use quire_base::sync::Arc;
 use quire_base::{InodeNo, Result};
 use quire_device::Backend;
@@ -21,6 +22,13 @@ use quire_format::key::Key;
 use quire_format::region::RegionMap;
 use quire_format::superblock::Superblock;
 use quire_tree::Tree;
+
+/// Opens what can be read of a volume that recovery refuses, for reading: its newest checkpoint with the
+/// journal up to the damage; with an unfinished receive, the snapshot at which that began.
+pub fn open_for_reading(backend: Arc<dyn Backend>) -> Result<Volume> {
+    VolumeOptions { remains: true, threads: false, read_only: true, ..VolumeOptions::default() }
+        .open_backend(backend)
+}
 
 enum Raw {
     Put(Key, Vec<u8>),

@@ -1,13 +1,15 @@
 //! Volumes with snapshots: what is clean, what is found, what repair makes of it.
 
 use crate::common::editor::Editor;
-use crate::common::{assert_clean, check, closed, device, options, repair};
+use crate::common::{BLOCKS, assert_clean, check, closed, device, options, repair};
 use crate::repair::walk_volume;
+use quire::internals::inspect;
 use quire::internals::repair::Session;
-use quire::{OpenOptions, ReceiveOptions, SendOptions, take_snapshot_backend};
-use quire_base::BlockNo;
+use quire::{FileType, OpenOptions, ReceiveOptions, SendOptions, Volume, take_snapshot_backend};
+use quire_base::{BlockNo, Seq};
 use quire_device::simulated::Image;
 use quire_format::extent::Extent;
+use quire_format::journal::{BlockHeader, PAYLOAD_BYTES, block_ceil};
 use quire_format::key::{Key, KeyKind};
 use quire_format::region::RegionMap;
 use quire_format::snapshot::Snapshot;
@@ -185,6 +187,32 @@ fn a_forged_snapshot_is_found() {
     assert!(found.contains("which no file may have"), "{found}");
 }
 
+/// A copy of the first snapshot of a volume, and one that has received half of the second one, too.
+fn in_mid_receive(volume: &Volume) -> (Image, Image) {
+    let stream = |from: Option<&str>, name: &str| {
+        let (mut stream, send) = (Vec::new(), SendOptions::new());
+        let send = from.map_or(send.clone(), |from| send.from(from));
+        send.send(volume, name, &mut stream, &mut |_| ()).unwrap();
+        stream
+    };
+    let (true, first) = receive(&crate::common::format(), &stream(None, "s0")) else {
+        panic!("it is refused")
+    };
+    let second = stream(Some("s0"), "s1");
+    let (false, half) = receive(&first, &second[..second.len() / 2]) else { panic!("half was enough") };
+    (first, half)
+}
+
+fn receive(target: &Image, mut bytes: &[u8]) -> (bool, Image) {
+    let target = device(target);
+    let done = ReceiveOptions::new().receive_backend(target.clone(), &mut bytes, &mut |_| ());
+    (done.is_ok(), target.visible())
+}
+
+fn token(image: &Image) -> String {
+    ReceiveOptions::unfinished_backend(device(image)).unwrap().expect("it is unfinished").token
+}
+
 /// The repair opened a volume for writing as a mount does, which refuses one with an unfinished receive: no
 /// damage in it could be mended. What the lossy repair did then was worse: it gave up all snapshots, with the
 /// one that the receive had begun at, and the volume had neither its old state nor its new one.
@@ -192,23 +220,7 @@ fn a_forged_snapshot_is_found() {
 fn an_unfinished_receive_is_left_as_it_is() {
     let source = device(&with_snapshots());
     let volume = options().read_only(true).open_backend(source.clone()).unwrap();
-    let stream = |from: Option<&str>, name: &str| {
-        let (mut stream, send) = (Vec::new(), SendOptions::new());
-        let send = from.map_or(send.clone(), |from| send.from(from));
-        send.send(&volume, name, &mut stream, &mut |_| ()).unwrap();
-        stream
-    };
-    let receive = |target: &Image, mut bytes: &[u8]| {
-        let target = device(target);
-        let done = ReceiveOptions::new().receive_backend(target.clone(), &mut bytes, &mut |_| ());
-        (done.is_ok(), target.visible())
-    };
-    let (_, first) = receive(&crate::common::format(), &stream(None, "s0"));
-    let second = stream(Some("s0"), "s1");
-    let (false, half) = receive(&first, &second[..second.len() / 2]) else { panic!("half was enough") };
-    let token = |image: &Image| {
-        ReceiveOptions::unfinished_backend(device(image)).unwrap().expect("it is unfinished").token
-    };
+    let (first, half) = in_mid_receive(&volume);
     for lossy in [false, true] {
         let mut damaged = half.clone();
         damaged.edit(SLOT_BLOCKS[1], |block| block[100] ^= 1);
@@ -240,6 +252,60 @@ fn an_unfinished_receive_is_left_as_it_is() {
     let report = check_backend(target.clone(), &how).unwrap();
     assert!(report.has(IssueKind::RepairFailed), "{:#?}", report.issues);
     assert_eq!(token(&target.visible()), token(&half));
+}
+
+/// A standby lost a leaf in the midst of a receive, or a part of its journal. The repair looked for an
+/// unfinished receive only where recovery takes a volume: so the lossy one gave up the snapshot that the
+/// receive had begun at, and the volume had half of the new state. A salvage copied that half.
+#[test]
+fn what_an_unfinished_receive_began_at_is_not_given_up() {
+    let source = device(&with_snapshots());
+    let volume = options().read_only(true).open_backend(source.clone()).unwrap();
+    let (_, half) = in_mid_receive(&volume);
+    let before = walk_volume(&volume.open_snapshot("s0").unwrap());
+    let editor = Editor::new(&half);
+    let superblock = editor.superblock(editor.newest());
+    let base = Snapshot::decode(&editor.value(&editor.of_kind(KeyKind::Snapshot)[0])).unwrap().superblock;
+
+    let mut no_leaf = half.clone();
+    let names: Vec<BlockNo> =
+        editor.keys().iter().filter(|at| at.key >= Key::NAMES).map(|at| at.node).collect();
+    let leaf = editor
+        .nodes()
+        .into_iter()
+        .find(|node| names.contains(&node.block) && node.generation > base.checkpoint)
+        .unwrap();
+    leaf.place().copies().for_each(|copy| no_leaf.set(copy, None));
+    // A block behind the end of the journal says that more was durable than there is.
+    let mut no_journal = half.clone();
+    let end = inspect::journal(device(&half), &superblock, &mut |_, _| {}).unwrap().end;
+    let position = block_ceil(end.0) + 2 * PAYLOAD_BYTES as u64;
+    let header = BlockHeader {
+        volume: superblock.volume_id(),
+        incarnation: superblock.incarnation,
+        position,
+        durable: Seq(position),
+        checkpoint: superblock.sequence,
+        first_record: None,
+    };
+    let ring = position / PAYLOAD_BYTES as u64 % superblock.journal_blocks;
+    no_journal.edit(superblock.journal_start.offset(ring), |block| header.seal(block));
+    for (what, damaged) in [("a leaf", no_leaf), ("the journal", no_journal)] {
+        let report = check(&damaged).unwrap();
+        assert!(report.worst() > Some(quire_fsck::Severity::Error), "{what}: {:#?}", report.issues);
+        let target = device(&damaged);
+        let report = check_backend(target.clone(), &LOSSY).unwrap();
+        assert!(report.has(IssueKind::RepairFailed), "{what}: {:#?}", report.issues);
+        let after = target.visible();
+        assert!((0..BLOCKS).all(|at| after.get(BlockNo(at)) == damaged.get(BlockNo(at))), "{what}");
+
+        let copy = tempfile::tempdir().unwrap();
+        let salvaged = quire_fsck::salvage_backend(device(&damaged), copy.path(), None).unwrap();
+        assert!(salvaged.problems.iter().any(|problem| problem.path == "/"), "{what}: {salvaged:?}");
+        for (path, (_, content)) in before.iter().filter(|(_, (kind, _))| *kind == FileType::Regular as u8) {
+            assert!(std::fs::read(copy.path().join(&path[1..])).unwrap() == *content, "{what}: {path}");
+        }
+    }
 }
 
 /// The repair gave an extent from a future epoch the newest one, by which its blocks were the file's alone:
