@@ -25,29 +25,40 @@ use quire_format::region::RegionMap;
 use quire_format::snapshot::Snapshot;
 use quire_format::superblock::Superblock;
 use quire_tree::Tree;
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+
+/// Snapshots by number, with what is wrong with their values.
+pub(crate) type Table = BTreeMap<u32, Result<Snapshot>>;
+
+/// The snapshots that a tree has.
+pub(crate) fn table(tree: &Tree) -> Result<Table> {
+    let mut table = Table::new();
+    tree.scan(Key::snapshot(0), Key::snapshot(u32::MAX), &mut |key, value| {
+        table.insert(key.offset as u32, Snapshot::decode(value));
+        ControlFlow::Continue(())
+    })?;
+    Ok(table)
+}
+
+/// Adds the snapshots that a leaf has.
+pub(crate) fn note(leaf: &NodePage, table: &mut Table) {
+    let snapshots = (0..leaf.count()).filter(|at| leaf.key(*at).kind == KeyKind::Snapshot);
+    table.extend(snapshots.map(|at| (leaf.key(at).offset as u32, Snapshot::decode(leaf.value(at)))));
+}
 
 /// Looks at the metadata of every snapshot of the volume that `now` is the superblock of.
 pub(crate) fn check(
     device: &Device,
-    tree: &Tree,
+    table: &Table,
     now: &Superblock,
     findings: &mut Findings,
     meter: &mut Meter<'_>,
 ) -> Vec<Checkpoint> {
-    let mut table = Vec::new();
-    let scanned = tree.scan(Key::snapshot(0), Key::snapshot(u32::MAX), &mut |key, value| {
-        table.push((key.offset as u32, Snapshot::decode(value)));
-        ControlFlow::Continue(())
-    });
-    if let Err(error) = scanned {
-        findings.add(IssueKind::SnapshotDamaged, Place::NONE, error.to_string());
-        return Vec::new();
-    }
     // Leaves that an earlier snapshot has are not read again, unless their extents are judged otherwise.
     let (mut seen, mut areas) = (Seen::new(), None);
     let mut checkpoints = Vec::with_capacity(table.len());
-    for (number, snapshot) in &table {
+    for (number, snapshot) in table {
         let snapshot = match snapshot {
             Ok(snapshot) => snapshot,
             Err(error) => {

@@ -160,7 +160,9 @@ fn mend(backend: &Arc<dyn Backend>, tell: Tell<'_>) -> Result<Report> {
             left = Some(repair::run(backend, examined, &mut |_, _, _| Ok(()), tell)?);
             break;
         }
-        let lossless = examined.chosen.is_some() || examined.findings.fixes.restore_superblocks;
+        let lossless = examined.chosen.is_some()
+            || examined.findings.fixes.restore_superblocks
+            || examined.lacks_pool_map();
         if lossless && examined.may_be_written() && !plain_failed {
             let report = repair::run(
                 backend,

@@ -11,6 +11,7 @@ use quire_device::simulated::Image;
 use quire_format::extent::Extent;
 use quire_format::journal::{BlockHeader, PAYLOAD_BYTES, block_ceil};
 use quire_format::key::{Key, KeyKind};
+use quire_format::pool::{CHUNK_BYTES, ChunkEntry, HEADER_BYTES};
 use quire_format::region::RegionMap;
 use quire_format::snapshot::Snapshot;
 use quire_format::superblock::{FAR_BLOCKS, SLOT_BLOCKS, Superblock};
@@ -304,6 +305,49 @@ fn what_an_unfinished_receive_began_at_is_not_given_up() {
         assert!(salvaged.problems.iter().any(|problem| problem.path == "/"), "{what}: {salvaged:?}");
         for (path, (_, content)) in before.iter().filter(|(_, (kind, _))| *kind == FileType::Regular as u8) {
             assert!(std::fs::read(copy.path().join(&path[1..])).unwrap() == *content, "{what}: {path}");
+        }
+    }
+}
+
+/// The map of the pool called a block of its own free, so recovery refused the volume. The repair wrote a new
+/// map to blocks that it took for free, since it looked for snapshots only in a volume that recovery takes:
+/// what they alone had was overwritten. And the lossy repair changed nothing.
+#[test]
+fn a_new_map_of_the_pool_spares_what_snapshots_have() {
+    let image = with_snapshots();
+    let read = |image: &Image| {
+        let volume = options().read_only(true).open_backend(device(image)).unwrap();
+        ["s0", "s1"].map(|name| walk_volume(&volume.open_snapshot(name).unwrap()))
+    };
+    let before = read(&image);
+    let original = Editor::new(&image);
+    let newest = original.newest();
+    let (own, page) = original.manifest(newest);
+    for block in [own].into_iter().chain(page.orphans.iter().map(|orphan| orphan.block)) {
+        let mut editor = Editor::new(&image);
+        let within =
+            |chunk: &ChunkEntry| (chunk.start..chunk.start.offset(chunk.blocks.into())).contains(&block);
+        let chunk = page.chunks.iter().position(within).unwrap();
+        // The number of set bits stays.
+        let used = |bit: usize| page.chunks[chunk].used[bit / 64] >> (bit % 64) & 1 == 1;
+        let free = (0..page.chunks[chunk].blocks as usize).rfind(|bit| !used(*bit)).unwrap();
+        let bit = (block.0 - page.chunks[chunk].start.0) as usize;
+        editor.edit_manifest(newest, |block| {
+            for bit in [bit, free] {
+                block[HEADER_BYTES + chunk * CHUNK_BYTES + 16 + bit / 8] ^= 1 << (bit % 8);
+            }
+        });
+        let report = check(&editor.image).unwrap();
+        assert!(report.has(IssueKind::VolumeRefused), "block {block}: {:#?}", report.issues);
+        for lossy in [false, true] {
+            let target = device(&editor.image);
+            let how = Options { repair: true, lossy, ..Options::default() };
+            let report = check_backend(target.clone(), &how).unwrap();
+            assert_eq!(report.exit_code(), 1, "block {block}, lossy {lossy}: {:#?}", report.issues);
+            assert!(report.losses.is_empty(), "block {block}: {:#?}", report.losses);
+            let mended = target.visible();
+            assert_clean(&mended, "after the repair");
+            assert!(read(&mended) == before, "block {block}, lossy {lossy}");
         }
     }
 }
