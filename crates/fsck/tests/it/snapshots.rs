@@ -2,20 +2,23 @@
 
 use crate::common::editor::Editor;
 use crate::common::{BLOCKS, assert_clean, check, closed, device, options, repair};
-use crate::repair::walk_volume;
+use crate::repair::{Tree, walk_volume};
 use quire::internals::inspect;
 use quire::internals::repair::Session;
 use quire::{FileType, OpenOptions, ReceiveOptions, SendOptions, Volume, take_snapshot_backend};
+use quire_base::random::Random;
 use quire_base::{BlockNo, Seq};
 use quire_device::simulated::Image;
 use quire_format::extent::Extent;
 use quire_format::journal::{BlockHeader, PAYLOAD_BYTES, block_ceil};
 use quire_format::key::{Key, KeyKind};
+use quire_format::node::NodePage;
 use quire_format::pool::{CHUNK_BYTES, ChunkEntry, HEADER_BYTES};
 use quire_format::region::RegionMap;
 use quire_format::snapshot::Snapshot;
 use quire_format::superblock::{FAR_BLOCKS, SLOT_BLOCKS, Superblock};
 use quire_fsck::{IssueKind, Options, check_backend};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
 const LOSSY: Options<'_> = Options { repair: true, lossy: true, dry_run: false, progress: None };
@@ -80,6 +83,101 @@ fn damage_in_a_snapshot_is_found_and_deleting_it_is_enough() {
     volume.delete_snapshot("s0").unwrap();
     volume.close().unwrap();
     assert_clean(&backend.visible(), "without the snapshot");
+}
+
+/// A volume that is changed before each of so many snapshots, with what each has.
+fn with_many_snapshots(count: u64) -> (Image, BTreeMap<String, Tree>) {
+    let backend = device(&crate::common::format());
+    let volume = options().open_backend(backend.clone()).unwrap();
+    let mut random = Random::seeded(count);
+    let mut contents = BTreeMap::new();
+    volume.write("file", vec![0; 400 << 10]).unwrap();
+    for number in 0..=count {
+        volume.write(format!("of-{number}"), vec![number as u8; 50_000]).unwrap();
+        if number > 1 {
+            volume.remove_file(format!("of-{}", number - 2)).unwrap();
+        }
+        let file = OpenOptions::new().write(true).open(&volume, "file").unwrap();
+        for block in (0..100).filter(|_| random.one_in(2)) {
+            file.write_all_at(&[number as u8 + 1; 4096], block * 4096).unwrap();
+        }
+        drop(file);
+        if number < count {
+            let name = format!("s{number}");
+            volume.take_snapshot(&name).unwrap();
+            contents.insert(name.clone(), walk_volume(&volume.open_snapshot(&name).unwrap()));
+        }
+    }
+    volume.close().unwrap();
+    let image = backend.visible();
+    contents.insert("now".into(), walk_volume(&options().open_backend(backend).unwrap()));
+    (image, contents)
+}
+
+/// Makes the leaf unreadable that says which blocks a snapshot uses; gives the levels above it.
+fn lose_space_of(image: &mut Image, number: u32) -> u8 {
+    let editor = Editor::new(image);
+    let superblock = Snapshot::decode(&editor.value(&editor.key(Key::snapshot(number)))).unwrap().superblock;
+    let root = superblock.roots()[0];
+    let mut at = root;
+    while at.level > 0 {
+        let page = NodePage::decode(&editor.block(at.block), superblock.volume_id(), &at).unwrap();
+        at = page.child(0);
+    }
+    at.place().copies().for_each(|copy| image.set(copy, None));
+    root.level
+}
+
+/// A node could not be read that said which blocks a snapshot uses. fsck said to delete the snapshot, but
+/// neither it nor those around it could be deleted any more: they stayed in the list, and their space was not
+/// free.
+#[test]
+fn a_snapshot_whose_space_cannot_be_read_is_deleted_and_so_are_others() {
+    let orders: Vec<Vec<u32>> = (0..256u32)
+        .map(|order| (0..4).map(|at| order >> (2 * at) & 3).collect::<Vec<u32>>())
+        .filter(|order| order.iter().collect::<BTreeSet<_>>().len() == 4)
+        .collect();
+    assert_eq!(orders.len(), 24);
+    let four = with_many_snapshots(4);
+    for (damaged, order) in (0..4).flat_map(|damaged| orders.iter().map(move |order| (damaged, order))) {
+        delete_all(&four, damaged, order);
+    }
+    // Nodes of several levels.
+    let many = with_many_snapshots(14);
+    for order in [[12, 11, 13], [11, 13, 12], [13, 12, 11]] {
+        let rest = (0..11).rev();
+        let level = delete_all(&many, 12, &order.into_iter().chain(rest).collect::<Vec<u32>>());
+        assert!(level > 0);
+    }
+}
+
+fn delete_all((image, contents): &(Image, BTreeMap<String, Tree>), damaged: u32, order: &[u32]) -> u8 {
+    let what = format!("damaged {damaged}, deleted {order:?}");
+    let mut image = image.clone();
+    let level = lose_space_of(&mut image, damaged + 1);
+    let backend = device(&image);
+    let volume = options().open_backend(backend.clone()).unwrap();
+    for (at, number) in order.iter().enumerate() {
+        let name = format!("s{number}");
+        volume.delete_snapshot(&name).unwrap_or_else(|error| panic!("{what}: {name}: {error}"));
+        // Whatever is free is written to.
+        volume.sync().unwrap();
+        let free = volume.statfs().free * 4096;
+        volume.write("fill", vec![0xee; free as usize - (1 << 20)]).unwrap();
+        volume.sync().unwrap();
+        volume.remove_file("fill").unwrap();
+        volume.sync().unwrap();
+        for number in order[at + 1..].iter().filter(|number| **number != damaged) {
+            let left = format!("s{number}");
+            let found = walk_volume(&volume.open_snapshot(&left).unwrap());
+            assert!(found == contents[&left], "{what}: {left} has changed with {name}");
+        }
+        assert!(walk_volume(&volume) == contents["now"], "{what}: the volume has changed with {name}");
+    }
+    volume.close().unwrap();
+    // Nothing leaks.
+    assert_clean(&backend.visible(), &what);
+    level
 }
 
 /// The leaf that named the snapshots was lost: they went without a word in the list of losses.
