@@ -17,7 +17,7 @@ use crate::issue::IssueKind;
 use crate::masked::Masked;
 use crate::progress::Meter;
 use crate::report::{Findings, Place};
-use crate::snapshots;
+use crate::snapshots::{self, Kept};
 use crate::superblocks::{self, Pair};
 use crate::view::View;
 use quire::internals::inspect::{self, Image};
@@ -39,7 +39,7 @@ pub(crate) struct Examined {
     /// Which of `checkpoints` the volume is judged by; `None` if it cannot be opened.
     pub(crate) chosen: Option<usize>,
     /// What snapshots name.
-    pub(crate) kept: Vec<Checkpoint>,
+    pub(crate) kept: Kept,
     /// The pool's chunks after replay.
     pub(crate) chunks: Vec<Run>,
     /// Whether the volume has an unfinished receive, and the snapshot that it began at.
@@ -72,8 +72,8 @@ impl Examined {
         self.chosen.is_none() && self.findings.fixes.pool && is_whole
     }
 
-    /// Finds out what snapshots name and which chunks stay the pool's, where recovery refuses the volume: from
-    /// its newest checkpoint, and the journal behind that.
+    /// Finds out what snapshots name and which chunks stay the pool's, where recovery refuses the volume: its
+    /// newest checkpoint tells, and the journal behind that.
     pub(crate) fn look_behind_newest(&mut self, backend: &Arc<dyn Backend>) -> Result<()> {
         let newest = &self.checkpoints[0];
         let (mut table, mut chunks) = (newest.snapshots.clone(), newest.chunk_runs());
@@ -161,7 +161,7 @@ fn look(backend: &Arc<dyn Backend>, tell: Option<&dyn Fn(Progress)>) -> Result<E
     let mut examined = Examined {
         findings,
         checkpoints: Vec::new(),
-        kept: Vec::new(),
+        kept: Kept::default(),
         chosen: None,
         chunks: Vec::new(),
         is_receiving: false,
@@ -341,7 +341,7 @@ fn cross_check(
     }
     drop(meter);
     let held = snapshots::held(&device, &image.tree, findings)?;
-    let all = examined.checkpoints.iter().chain(&examined.kept);
+    let all = examined.checkpoints.iter().chain(&examined.kept.checkpoints);
     let mut pool_holds: Vec<u64> = Vec::new();
     for checkpoint in all {
         // One at a time, since they share most. Both parts ascend, so a stable sort merges them.

@@ -10,7 +10,7 @@
 //! Neighbours: [`crate::space`] compares the blocks needed with what the volume says.
 
 use crate::checkpoint::{self, Checkpoint, Role, Seen};
-use crate::issue::IssueKind;
+use crate::issue::{Issue, IssueKind};
 use crate::progress::Meter;
 use crate::report::{Findings, Place};
 use crate::superblocks;
@@ -47,6 +47,15 @@ pub(crate) fn note(leaf: &NodePage, table: &mut Table) {
     table.extend(snapshots.map(|at| (leaf.key(at).offset as u32, Snapshot::decode(leaf.value(at)))));
 }
 
+/// What was found of snapshots.
+#[derive(Default)]
+pub(crate) struct Kept {
+    /// What they name.
+    pub(crate) checkpoints: Vec<Checkpoint>,
+    /// Those that are damaged, and what they are called.
+    pub(crate) damaged: BTreeMap<u32, String>,
+}
+
 /// Looks at the metadata of every snapshot of the volume that `now` is the superblock of.
 pub(crate) fn check(
     device: &Device,
@@ -54,10 +63,10 @@ pub(crate) fn check(
     now: &Superblock,
     findings: &mut Findings,
     meter: &mut Meter<'_>,
-) -> Vec<Checkpoint> {
+) -> Kept {
     // Leaves that an earlier snapshot has are not read again, unless their extents are judged otherwise.
     let (mut seen, mut areas) = (Seen::new(), None);
-    let mut checkpoints = Vec::with_capacity(table.len());
+    let mut kept = Kept::default();
     for (number, snapshot) in table {
         let snapshot = match snapshot {
             Ok(snapshot) => snapshot,
@@ -67,19 +76,26 @@ pub(crate) fn check(
                      gives it up"
                 );
                 findings.add(IssueKind::SnapshotDamaged, Place::NONE, message);
+                kept.damaged.insert(*number, format!("number {number}"));
                 continue;
             }
         };
         let superblock = &snapshot.superblock;
+        let before = findings.issues.len();
         compare(*number, snapshot, now, findings);
         let its_areas = Some((superblock.journal(), superblock.data_space()));
         if areas != its_areas {
             (seen, areas) = (Seen::new(), its_areas);
         }
         let (slot, role) = (superblock.slot as usize, Role::Snapshot(&snapshot.name));
-        checkpoints.push(checkpoint::check(device, (slot, superblock), role, &mut seen, findings, meter));
+        let checkpoint = checkpoint::check(device, (slot, superblock), role, &mut seen, findings, meter);
+        let is_damage = |issue: &Issue| issue.code == IssueKind::SnapshotDamaged;
+        if !checkpoint.whole || findings.issues[before..].iter().any(is_damage) {
+            kept.damaged.insert(*number, snapshot.name.clone());
+        }
+        kept.checkpoints.push(checkpoint);
     }
-    checkpoints
+    kept
 }
 
 /// Reports where a snapshot's superblock contradicts the volume's. A volume may have grown since, and its

@@ -52,6 +52,15 @@ impl Session {
         Ok(Session { engine, pending: Vec::new() })
     }
 
+    /// As [`Session::open`], without these snapshots, whatever is damaged of them. What they had stays marked
+    /// used, for the caller to settle. No unfinished receive began at one of them.
+    pub fn open_without(backend: Arc<dyn Backend>, snapshots: &[u32]) -> Result<Session> {
+        let options = VolumeOptions { threads: false, receiving: true, ..VolumeOptions::default() };
+        let engine = recovery::open_without(backend, options, snapshots)?;
+        engine.store.check_writable()?;
+        Ok(Session { engine, pending: Vec::new() })
+    }
+
     /// As [`Session::open`], of a volume that recovery may refuse: its newest checkpoint is whole, but it may
     /// lack keys, and its journal may be damaged. The journal is replayed up to the damage; used blocks and
     /// counters are then wrong, and for the caller to settle.

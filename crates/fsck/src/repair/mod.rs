@@ -110,7 +110,7 @@ fn rewrite_pool(
     // Chunks that the journal takes away are data space by its end.
     let kept = |block: BlockNo| chunks.iter().any(|run| run.start <= block && block < run.end());
     let avoid = |block: BlockNo| !chunks.is_empty() && !kept(block);
-    let needed: Vec<&Checkpoint> = examined.checkpoints.iter().chain(&examined.kept).collect();
+    let needed: Vec<&Checkpoint> = examined.checkpoints.iter().chain(&examined.kept.checkpoints).collect();
     pool::rewrite(&**backend, &needed, chosen, &fixes.release, &avoid)?;
     let mut again = examine::run(backend, tell)?;
     let Some(chosen) = again.chosen else { return Ok(()) };

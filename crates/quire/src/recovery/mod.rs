@@ -181,6 +181,19 @@ pub(crate) fn open_remains(
     Ok((engine, cut))
 }
 
+/// Opens a volume for writing without some of its snapshots, for a repair that gives them up.
+pub(crate) fn open_without(
+    backend: Arc<dyn Backend>,
+    options: VolumeOptions,
+    snapshots: &[u32],
+) -> Result<Arc<Engine>> {
+    let device = Device::new(backend.clone());
+    let mut loaded = load(&device, &options)?;
+    table::give_up_some(&loaded.tree, snapshots)?;
+    loaded.snapshots = Arc::new(SnapshotTable::load(&loaded.tree, loaded.superblock.epoch)?);
+    with_own_cache(new_incarnation(&*backend, device, loaded, options)?)
+}
+
 fn in_memory(device: Arc<Device>, loaded: Loaded, options: VolumeOptions) -> Result<Parts> {
     let Superblock { checkpoint, sequence, .. } = loaded.superblock;
     let state = CheckpointState::published(checkpoint, loaded.slot, sequence);

@@ -158,7 +158,7 @@ impl Engine {
         Ok(Some(Sweep { number, snapshot, own, around, epoch: self.store.snapshots.epoch(), next, flushes }))
     }
 
-    /// The space of those that are asked about a deletion: of all others, or of those that tell of the others.
+    /// The space of those that are asked: of all others, or of those that tell of all others.
     fn spaces_around(&self, all: &[(u32, Snapshot)], at: usize, of_all: bool) -> Result<Vec<Option<Space>>> {
         let since = self.store.snapshots.deleted_since(all[at].0);
         let (older, newer) = (&all[..at], &all[at + 1..]);

@@ -111,6 +111,12 @@ pub(crate) fn give_up(tree: &Tree) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// Takes some out, as [`give_up`] does, which no unfinished receive began at.
+pub(crate) fn give_up_some(tree: &Tree, numbers: &[u32]) -> Result<()> {
+    let keys = numbers.iter().flat_map(|number| [Key::snapshot(*number), Key::received(*number)]);
+    keys.into_iter().try_for_each(|key| tree.delete(key).map(drop))
+}
+
 pub(crate) fn pool_of(device: &Arc<Device>, snapshot: &Snapshot) -> Result<PoolState> {
     let superblock = &snapshot.superblock;
     PoolState::load(device, superblock.volume_id(), superblock.manifest, superblock.block_count)

@@ -209,10 +209,10 @@ fn a_volume_rolls_back_to_its_newest_snapshot() {
     }
 }
 
-/// A crash came while a snapshot was being deleted, and a node of its space tree could not be read. An opening
-/// without threads failed: no snapshot could be taken or deleted on a volume that nobody had open. With them,
-/// the deletion was tried again and again. So did a read-only opening that had to finish an operation in memory, though
-/// it needs no space of a snapshot.
+/// A crash came while a snapshot was being deleted, and a node of its space tree could not be read. Threads
+/// tried the deletion again and again. An opening without them failed: no snapshot could be taken or deleted
+/// on a volume that nobody had open. So did a read-only opening that had to finish an operation in memory,
+/// though it needs no space of a snapshot.
 #[test]
 fn a_deletion_of_what_cannot_be_read_comes_to_its_end() {
     let backend = made();
