@@ -47,6 +47,8 @@ pub(crate) struct Checkpoint {
     /// Blocks of those that do not.
     pub(crate) damaged_orphans: Vec<BlockNo>,
     pub(crate) nodes: u64,
+    /// The snapshots that the volume had, if this is its newest checkpoint.
+    pub(crate) snapshots: snapshots::Table,
     /// Bad copies that only the older checkpoint names: (the block of the good one, that of the bad one).
     /// They are mended only if the volume goes by that checkpoint.
     pub(crate) copies: BTreeSet<(BlockNo, BlockNo)>,
@@ -117,6 +119,7 @@ pub(crate) fn check(
             orphans: Vec::new(),
             damaged_orphans: Vec::new(),
             nodes: 0,
+            snapshots: snapshots::Table::new(),
             copies: BTreeSet::new(),
             misplaced: false,
             whole: true,
@@ -448,6 +451,8 @@ impl Walk<'_> {
                     }
                     if page.level() > 0 {
                         push_children(&page, &step, &mut stack);
+                    } else if self.newest {
+                        snapshots::note(&page, &mut self.checkpoint.snapshots);
                     } else if matches!(self.role, Role::Snapshot(_)) {
                         for wrong in snapshots::wrong_extents(&self.checkpoint.superblock, &page) {
                             self.issue(IssueKind::SnapshotDamaged, at.block, wrong);

@@ -17,7 +17,7 @@ use crate::issue::IssueKind;
 use crate::masked::Masked;
 use crate::progress::Meter;
 use crate::report::{Findings, Place};
-use crate::snapshots;
+use crate::snapshots::{self, Kept};
 use crate::superblocks::{self, Pair};
 use crate::view::View;
 use quire::internals::inspect::{self, Image};
@@ -25,9 +25,10 @@ use quire_base::sync::Arc;
 use quire_base::{BlockNo, Error, ErrorKind, Result, Seq};
 use quire_device::{Backend, Device};
 use quire_format::extent::Run;
-use quire_format::key::Key;
+use quire_format::key::{Key, KeyKind};
 use quire_format::receive::Unfinished;
 use quire_format::record::Change;
+use quire_format::snapshot::Snapshot;
 use quire_format::superblock::{FLAG_CLEAN, Superblock};
 
 /// What one look gave.
@@ -38,7 +39,7 @@ pub(crate) struct Examined {
     /// Which of `checkpoints` the volume is judged by; `None` if it cannot be opened.
     pub(crate) chosen: Option<usize>,
     /// What snapshots name.
-    pub(crate) kept: Vec<Checkpoint>,
+    pub(crate) kept: Kept,
     /// The pool's chunks after replay.
     pub(crate) chunks: Vec<Run>,
     /// Whether the volume has an unfinished receive, and the snapshot that it began at.
@@ -63,6 +64,39 @@ impl Examined {
     /// The features of either superblock for whose sake this build must not write to the volume.
     pub(crate) fn read_only_because(&self) -> Option<Error> {
         self.pair.usable.iter().find_map(|(_, superblock)| superblock.read_only_because())
+    }
+
+    /// Whether recovery refuses the volume, and may not with a new map of its pool.
+    pub(crate) fn lacks_pool_map(&self) -> bool {
+        let is_whole = self.checkpoints.first().is_some_and(|newest| newest.whole);
+        self.chosen.is_none() && self.findings.fixes.pool && is_whole
+    }
+
+    /// Finds out what snapshots name and which chunks stay the pool's, where recovery refuses the volume: its
+    /// newest checkpoint tells, and the journal behind that.
+    pub(crate) fn look_behind_newest(&mut self, backend: &Arc<dyn Backend>) -> Result<()> {
+        let newest = &self.checkpoints[0];
+        let (mut table, mut chunks) = (newest.snapshots.clone(), newest.chunk_runs());
+        // One that the journal deletes counts: better too many than too few.
+        inspect::journal(backend.clone(), &newest.superblock, &mut |_, changes| {
+            for change in changes {
+                follow_pool(&change, &mut chunks);
+                match change {
+                    Change::Put { key, value } if key.kind == KeyKind::Snapshot => {
+                        table.insert(key.offset as u32, Snapshot::decode(&value));
+                    }
+                    _ => {}
+                }
+            }
+        })?;
+        if let Some(error) = table.values().find_map(|snapshot| snapshot.as_ref().err()) {
+            return Err(error.clone());
+        }
+        let (device, mut findings) = (Device::new(backend.clone()), Findings::default());
+        let mut meter = Meter::start(None, "snapshots", 0);
+        self.kept = snapshots::check(&device, &table, &newest.superblock, &mut findings, &mut meter);
+        self.chunks = chunks;
+        Ok(())
     }
 
     fn issue_count(&self) -> u64 {
@@ -127,7 +161,7 @@ fn look(backend: &Arc<dyn Backend>, tell: Option<&dyn Fn(Progress)>) -> Result<E
     let mut examined = Examined {
         findings,
         checkpoints: Vec::new(),
-        kept: Vec::new(),
+        kept: Kept::default(),
         chosen: None,
         chunks: Vec::new(),
         is_receiving: false,
@@ -299,10 +333,15 @@ fn cross_check(
     }
     let device = Device::new(backend.clone());
     let mut meter = Meter::start(tell, "snapshots", 0);
-    examined.kept = snapshots::check(&device, &image.tree, &image.superblock, findings, &mut meter);
+    match snapshots::table(&image.tree) {
+        Ok(table) => {
+            examined.kept = snapshots::check(&device, &table, &image.superblock, findings, &mut meter);
+        }
+        Err(error) => findings.add(IssueKind::SnapshotDamaged, Place::NONE, error.to_string()),
+    }
     drop(meter);
     let held = snapshots::held(&device, &image.tree, findings)?;
-    let all = examined.checkpoints.iter().chain(&examined.kept);
+    let all = examined.checkpoints.iter().chain(&examined.kept.checkpoints);
     let mut pool_holds: Vec<u64> = Vec::new();
     for checkpoint in all {
         // One at a time, since they share most. Both parts ascend, so a stable sort merges them.

@@ -15,6 +15,7 @@ use crate::Progress;
 use crate::issue::Severity;
 use crate::lossy::{self, Loss};
 use quire::VolumeOptions;
+use quire::internals::repair::open_for_reading;
 use quire_base::sync::Arc;
 use quire_base::{Context, Error, ErrorKind, Result};
 use quire_device::{Backend, OverlayBackend};
@@ -105,7 +106,8 @@ pub fn salvage_backend(
         }
         // Much of it may be readable without a repair.
         Err(error) => {
-            let Ok(volume) = open(Arc::new(OverlayBackend::new(backend.clone()))) else {
+            let above: Arc<dyn Backend> = Arc::new(OverlayBackend::new(backend.clone()));
+            let Ok(volume) = open(above.clone()).or_else(|_| open_for_reading(above)) else {
                 return Err(error).context(backend.name());
             };
             salvaged

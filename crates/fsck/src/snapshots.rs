@@ -10,7 +10,7 @@
 //! Neighbours: [`crate::space`] compares the blocks needed with what the volume says.
 
 use crate::checkpoint::{self, Checkpoint, Role, Seen};
-use crate::issue::IssueKind;
+use crate::issue::{Issue, IssueKind};
 use crate::progress::Meter;
 use crate::report::{Findings, Place};
 use crate::superblocks;
@@ -25,38 +25,77 @@ use quire_format::region::RegionMap;
 use quire_format::snapshot::Snapshot;
 use quire_format::superblock::Superblock;
 use quire_tree::Tree;
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+
+/// Snapshots by number, with what is wrong with their values.
+pub(crate) type Table = BTreeMap<u32, Result<Snapshot>>;
+
+/// The snapshots that a tree has.
+pub(crate) fn table(tree: &Tree) -> Result<Table> {
+    let mut table = Table::new();
+    tree.scan(Key::snapshot(0), Key::snapshot(u32::MAX), &mut |key, value| {
+        table.insert(key.offset as u32, Snapshot::decode(value));
+        ControlFlow::Continue(())
+    })?;
+    Ok(table)
+}
+
+/// Adds the snapshots that a leaf has.
+pub(crate) fn note(leaf: &NodePage, table: &mut Table) {
+    let snapshots = (0..leaf.count()).filter(|at| leaf.key(*at).kind == KeyKind::Snapshot);
+    table.extend(snapshots.map(|at| (leaf.key(at).offset as u32, Snapshot::decode(leaf.value(at)))));
+}
+
+/// What was found of snapshots.
+#[derive(Default)]
+pub(crate) struct Kept {
+    /// What they name.
+    pub(crate) checkpoints: Vec<Checkpoint>,
+    /// Those that are damaged, and what they are called.
+    pub(crate) damaged: BTreeMap<u32, String>,
+}
 
 /// Looks at the metadata of every snapshot of the volume that `now` is the superblock of.
 pub(crate) fn check(
     device: &Device,
-    tree: &Tree,
+    table: &Table,
     now: &Superblock,
     findings: &mut Findings,
     meter: &mut Meter<'_>,
-) -> Vec<Checkpoint> {
-    let table = match snapshots::table(tree) {
-        Ok(table) => table,
-        Err(error) => {
-            findings.add(IssueKind::SnapshotDamaged, Place::NONE, error.to_string());
-            return Vec::new();
-        }
-    };
+) -> Kept {
     // Leaves that an earlier snapshot has are not read again, unless their extents are judged otherwise.
     let (mut seen, mut areas) = (Seen::new(), None);
-    table
-        .iter()
-        .map(|(number, snapshot)| {
-            let superblock = &snapshot.superblock;
-            compare(*number, snapshot, now, findings);
-            let its_areas = Some((superblock.journal(), superblock.data_space()));
-            if areas != its_areas {
-                (seen, areas) = (Seen::new(), its_areas);
+    let mut kept = Kept::default();
+    for (number, snapshot) in table {
+        let snapshot = match snapshot {
+            Ok(snapshot) => snapshot,
+            Err(error) => {
+                let message = format!(
+                    "number {number}: {error}: the volume opens only for reading, until `quire fsck --repair --lossy` \
+                     gives it up"
+                );
+                findings.add(IssueKind::SnapshotDamaged, Place::NONE, message);
+                kept.damaged.insert(*number, format!("number {number}"));
+                continue;
             }
-            let (slot, role) = (superblock.slot as usize, Role::Snapshot(&snapshot.name));
-            checkpoint::check(device, (slot, superblock), role, &mut seen, findings, meter)
-        })
-        .collect()
+        };
+        let superblock = &snapshot.superblock;
+        let before = findings.issues.len();
+        compare(*number, snapshot, now, findings);
+        let its_areas = Some((superblock.journal(), superblock.data_space()));
+        if areas != its_areas {
+            (seen, areas) = (Seen::new(), its_areas);
+        }
+        let (slot, role) = (superblock.slot as usize, Role::Snapshot(&snapshot.name));
+        let checkpoint = checkpoint::check(device, (slot, superblock), role, &mut seen, findings, meter);
+        let is_damage = |issue: &Issue| issue.code == IssueKind::SnapshotDamaged;
+        if !checkpoint.whole || findings.issues[before..].iter().any(is_damage) {
+            kept.damaged.insert(*number, snapshot.name.clone());
+        }
+        kept.checkpoints.push(checkpoint);
+    }
+    kept
 }
 
 /// Reports where a snapshot's superblock contradicts the volume's. A volume may have grown since, and its

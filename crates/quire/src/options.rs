@@ -156,6 +156,8 @@ pub struct VolumeOptions {
     pub(crate) snapshot: Option<String>,
     /// Whether a receive opens the volume, to go on.
     pub(crate) receiving: bool,
+    /// Whether a damaged journal is replayed as far as it can be read; only for reading.
+    pub(crate) remains: bool,
 }
 
 impl VolumeOptions {
@@ -179,6 +181,7 @@ impl VolumeOptions {
             roll_back: None,
             snapshot: None,
             receiving: false,
+            remains: false,
         }
     }
 

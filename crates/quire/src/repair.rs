@@ -14,6 +14,7 @@ use crate::options::VolumeOptions;
 use crate::recovery;
 pub use crate::recovery::JournalCut;
 use crate::store::orphan_slots::Slot;
+use crate::volume::Volume;
 use quire_base::sync::Arc;
 use quire_base::{InodeNo, Result};
 use quire_device::Backend;
@@ -21,6 +22,13 @@ use quire_format::key::Key;
 use quire_format::region::RegionMap;
 use quire_format::superblock::Superblock;
 use quire_tree::Tree;
+
+/// Opens what can be read of a volume that recovery refuses, for reading: its newest checkpoint with the
+/// journal up to the damage; with an unfinished receive, the snapshot at which that began.
+pub fn open_for_reading(backend: Arc<dyn Backend>) -> Result<Volume> {
+    VolumeOptions { remains: true, threads: false, read_only: true, ..VolumeOptions::default() }
+        .open_backend(backend)
+}
 
 enum Raw {
     Put(Key, Vec<u8>),
@@ -40,6 +48,15 @@ impl Session {
     pub fn open(backend: Arc<dyn Backend>) -> Result<Session> {
         let options = VolumeOptions { threads: false, receiving: true, ..VolumeOptions::default() };
         let (engine, _) = recovery::open_unfinished(backend, options)?;
+        engine.store.check_writable()?;
+        Ok(Session { engine, pending: Vec::new() })
+    }
+
+    /// As [`Session::open`], without these snapshots, whatever is damaged of them. What they had stays marked
+    /// used, for the caller to settle. No unfinished receive began at one of them.
+    pub fn open_without(backend: Arc<dyn Backend>, snapshots: &[u32]) -> Result<Session> {
+        let options = VolumeOptions { threads: false, receiving: true, ..VolumeOptions::default() };
+        let engine = recovery::open_without(backend, options, snapshots)?;
         engine.store.check_writable()?;
         Ok(Session { engine, pending: Vec::new() })
     }

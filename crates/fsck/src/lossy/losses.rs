@@ -60,6 +60,11 @@ impl Names {
     }
 }
 
+/// A snapshot that is given up.
+pub(super) fn of_snapshot(name: &str) -> Loss {
+    Loss { path: None, inode: None, what: format!("the snapshot {name:?} is given up") }
+}
+
 /// Lists it, by path.
 pub(super) fn list(
     view: &View<'_>,
@@ -74,9 +79,7 @@ pub(super) fn list(
         let what = format!("{damage}: the journal is cut there, and what was done later is lost");
         list.insert(Loss { path: None, inode: None, what });
     }
-    for name in &cut.snapshots {
-        list.insert(Loss { path: None, inode: None, what: format!("the snapshot {name:?} is given up") });
-    }
+    list.extend(cut.snapshots.iter().map(|name| of_snapshot(name)));
     let mut names = Names(HashMap::new());
     let rebuild = &findings.fixes.rebuild;
     let mut dangling: Vec<(u64, String, u64)> = Vec::new();

@@ -1,7 +1,8 @@
 //! A repair that may lose data, and ends: whatever can still be read is made into a volume that is clean.
 //!
 //! Protocol, until the check finds nothing:
-//! 1. What can be opened is mended as always ([`crate::repair`]).
+//! 1. What can be opened is mended as always ([`crate::repair`]). If that is not enough, damaged snapshots
+//!    are given up.
 //! 2. If no checkpoint is whole, the nodes that can be read are gathered ([`scan`], [`remains`]) and
 //!    published as a checkpoint with holes ([`publish`]).
 //! 3. The volume is opened with its journal replayed as far as it can be read. What does not fit together any
@@ -160,7 +161,9 @@ fn mend(backend: &Arc<dyn Backend>, tell: Tell<'_>) -> Result<Report> {
             left = Some(repair::run(backend, examined, &mut |_, _, _| Ok(()), tell)?);
             break;
         }
-        let lossless = examined.chosen.is_some() || examined.findings.fixes.restore_superblocks;
+        let lossless = examined.chosen.is_some()
+            || examined.findings.fixes.restore_superblocks
+            || examined.lacks_pool_map();
         if lossless && examined.may_be_written() && !plain_failed {
             let report = repair::run(
                 backend,
@@ -177,6 +180,8 @@ fn mend(backend: &Arc<dyn Backend>, tell: Tell<'_>) -> Result<Report> {
                 break;
             }
             plain_failed = true;
+        } else if give_up_snapshots(backend, &examined, &mut losses) {
+            plain_failed = false;
         } else if !gather(backend, &examined, &mut losses, tell)? {
             break;
         } else {
@@ -198,6 +203,26 @@ fn mend(backend: &Arc<dyn Backend>, tell: Tell<'_>) -> Result<Report> {
     let mut report = repair::compare(before, after);
     report.losses = losses.into_iter().collect();
     Ok(report)
+}
+
+/// Takes damaged snapshots out of a volume that recovery takes, so that the others stay; false if there are
+/// none, or if that is not enough.
+fn give_up_snapshots(backend: &Arc<dyn Backend>, examined: &Examined, list: &mut BTreeSet<Loss>) -> bool {
+    let damaged = &examined.kept.damaged;
+    let fixes = &examined.findings.fixes;
+    // As recovery takes it, and with a map of the pool that can be relied on.
+    let usable =
+        examined.chosen.is_some() && examined.may_be_written() && !fixes.pool && fixes.abandon_slot.is_none();
+    // What a receive began at is not given up.
+    if damaged.is_empty() || !usable || examined.is_receiving {
+        return false;
+    }
+    let numbers: Vec<u32> = damaged.keys().copied().collect();
+    let done = Session::open_without(backend.clone(), &numbers).and_then(Session::close);
+    if done.is_ok() {
+        list.extend(damaged.values().map(|name| losses::of_snapshot(name)));
+    }
+    done.is_ok()
 }
 
 /// Steps 2 and 3; false if nothing can be done.

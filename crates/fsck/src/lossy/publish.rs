@@ -17,7 +17,7 @@ use quire_format::node::{NodeIdentity, NodePage, NodeRef};
 use quire_format::place::Place;
 use quire_format::pool::{BITMAP_WORDS, CHUNK_BLOCKS_MAX, ChunkEntry, OrphanRef};
 use quire_format::superblock::{FLAG_ERRORS, Superblock};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What the new checkpoint starts from.
 pub(super) struct Base<'a> {
@@ -61,6 +61,7 @@ pub(super) fn publish(backend: &dyn Backend, base: Base<'_>, remains: Remains) -
         orphans,
         damaged_orphans: Vec::new(),
         nodes: 0,
+        snapshots: BTreeMap::new(),
         copies: BTreeSet::new(),
         misplaced: false,
         whole: true,

@@ -72,6 +72,7 @@ pub(crate) fn run(
     if !first.may_be_written() {
         return Ok(first.findings.into_report());
     }
+    let lacks_pool_map = first.lacks_pool_map();
     let mut before = std::mem::take(&mut first.findings);
     // Of a volume that cannot be opened nobody knows which copies are in use.
     if let Some(chosen) = first.chosen {
@@ -80,10 +81,9 @@ pub(crate) fn run(
     }
     let mended = match first.chosen {
         Some(chosen) => mend(backend, &before.fixes, &first, chosen, listen, tell),
-        // Recovery refuses the volume for the sake of its pool's map: with a new one it may not.
-        None if before.fixes.pool && first.checkpoints.first().is_some_and(|newest| newest.whole) => {
-            rewrite_pool(backend, &first, 0, &before.fixes, listen, tell)
-        }
+        None if lacks_pool_map => first
+            .look_behind_newest(backend)
+            .and_then(|()| rewrite_pool(backend, &first, 0, &before.fixes, listen, tell)),
         None => return Ok(before.into_report()),
     };
     if let Err(error) = mended {
@@ -110,7 +110,7 @@ fn rewrite_pool(
     // Chunks that the journal takes away are data space by its end.
     let kept = |block: BlockNo| chunks.iter().any(|run| run.start <= block && block < run.end());
     let avoid = |block: BlockNo| !chunks.is_empty() && !kept(block);
-    let needed: Vec<&Checkpoint> = examined.checkpoints.iter().chain(&examined.kept).collect();
+    let needed: Vec<&Checkpoint> = examined.checkpoints.iter().chain(&examined.kept.checkpoints).collect();
     pool::rewrite(&**backend, &needed, chosen, &fixes.release, &avoid)?;
     let mut again = examine::run(backend, tell)?;
     let Some(chosen) = again.chosen else { return Ok(()) };

@@ -94,7 +94,8 @@ pub(crate) fn open_unfinished(
     mut options: VolumeOptions,
 ) -> Result<(Arc<Engine>, RecoveryReport)> {
     let device = Device::new(backend.clone());
-    let mut loaded = load(&device, &options)?;
+    let mut loaded =
+        if options.remains { load_remains(&device, &options)?.0 } else { load(&device, &options)? };
     if let Some(before) = unfinished::shown_instead(&device, &loaded.tree, &options)? {
         options.snapshot = Some(before);
     }
@@ -150,18 +151,26 @@ pub(crate) fn open_beside(
     Ok(Engine::new(parts, volume.cache.clone(), true))
 }
 
-/// Opens a volume whose newest checkpoint is whole, for a repair that may lose data: its journal is replayed
-/// as far as it can be read.
+/// Loads a volume whose newest checkpoint is whole: its journal is replayed as far as it can be read.
+fn load_remains(device: &Arc<Device>, options: &VolumeOptions) -> Result<(Loaded, JournalCut)> {
+    let slots = superblocks::newest(device).0.into_iter().enumerate();
+    let newest =
+        slots.filter_map(|(slot, read)| Some((slot, read.ok()?))).max_by_key(|(_, read)| read.checkpoint);
+    let Some((slot, superblock)) = newest else { return Err(none_usable(device, &[])) };
+    load_from(device, options, superblock, slot, Replay::Readable)
+}
+
+/// Opens what [`load_remains`] loads, for a repair that may lose data.
+///
+/// Errors: `Busy` if the volume has an unfinished receive, and the snapshot that it began at. Without that
+/// snapshot the volume would have neither its old state nor its new one.
 pub(crate) fn open_remains(
     backend: Arc<dyn Backend>,
     options: VolumeOptions,
 ) -> Result<(Arc<Engine>, JournalCut)> {
     let device = Device::new(backend.clone());
-    let slots = superblocks::newest(&device).0.into_iter().enumerate();
-    let newest =
-        slots.filter_map(|(slot, read)| Some((slot, read.ok()?))).max_by_key(|(_, read)| read.checkpoint);
-    let Some((slot, superblock)) = newest else { return Err(none_usable(&device, &[])) };
-    let (mut loaded, mut cut) = load_from(&device, &options, superblock, slot, Replay::Readable)?;
+    let (mut loaded, mut cut) = load_remains(&device, &options)?;
+    unfinished::check_none_needed(&loaded.tree)?;
     // What they keep may be overwritten by now.
     cut.snapshots = table::give_up(&loaded.tree)?;
     loaded.snapshots = Arc::new(SnapshotTable::load(&loaded.tree, loaded.superblock.epoch)?);
@@ -170,6 +179,19 @@ pub(crate) fn open_remains(
     let engine = with_own_cache(new_incarnation(&*backend, device, loaded, options)?)?;
     renew_unreadable(&*backend, &unreadable);
     Ok((engine, cut))
+}
+
+/// Opens a volume for writing without some of its snapshots, for a repair that gives them up.
+pub(crate) fn open_without(
+    backend: Arc<dyn Backend>,
+    options: VolumeOptions,
+    snapshots: &[u32],
+) -> Result<Arc<Engine>> {
+    let device = Device::new(backend.clone());
+    let mut loaded = load(&device, &options)?;
+    table::give_up_some(&loaded.tree, snapshots)?;
+    loaded.snapshots = Arc::new(SnapshotTable::load(&loaded.tree, loaded.superblock.epoch)?);
+    with_own_cache(new_incarnation(&*backend, device, loaded, options)?)
 }
 
 fn in_memory(device: Arc<Device>, loaded: Loaded, options: VolumeOptions) -> Result<Parts> {

@@ -43,6 +43,24 @@ pub(crate) fn is_unfinished(there: &Unfinished) -> Error {
     )
 }
 
+/// An error if an unfinished receive needs the snapshot at which it began. A key that makes no sense needs
+/// nothing.
+pub(super) fn check_none_needed(tree: &Tree) -> Result<()> {
+    let there = tree.get_with(Key::RECEIVING, Unfinished::decode)?.and_then(Result::ok);
+    let Some(there) = there else { return Ok(()) };
+    match tree.get_with(Key::snapshot(there.base), Snapshot::decode)? {
+        Some(Ok(base)) => Err(Error::new(
+            ErrorKind::Busy,
+            format!(
+                "the volume has an unfinished receive of {:?}; the snapshot {:?} has the state before it, and would have \
+                 to be given up",
+                there.name, base.name
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// The snapshot at which it began.
 pub(crate) fn base_of(tree: &Tree, there: &Unfinished) -> Result<(u32, Snapshot)> {
     let found = table(tree)?.into_iter().find(|(number, _)| *number == there.base);

@@ -7,9 +7,11 @@ use quire_format::snapshot::Snapshot;
 pub(crate) struct Sweep {
     pub(super) number: u32,
     pub(super) snapshot: Snapshot,
-    pub(super) own: Space,
-    /// Those that tell what others need: the snapshot before it, and the one behind it, or all behind it.
-    pub(super) around: Vec<Space>,
+    /// `None`: it cannot be read.
+    pub(super) own: Option<Space>,
+    /// Those that tell what others need: the snapshot before it, and the one behind it, or all behind it, or
+    /// all others. `None`: one that cannot be read.
+    pub(super) around: Vec<Option<Space>>,
     /// The epoch in which these were its neighbours.
     pub(super) epoch: u32,
     /// Regions before this one are done.

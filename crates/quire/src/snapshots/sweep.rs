@@ -8,6 +8,8 @@
 //!    between was free, and any later snapshot may have it again. Then all snapshots behind n are asked.
 //!    Which blocks a snapshot used, its own space tree says. Each transaction moves the cursor in the
 //!    snapshot's value past its region: a block that was freed, used and shared again is not looked at twice.
+//!    Where n cannot be read, any dead block may be its own, so all other snapshots are asked. One of those
+//!    asked that cannot be read may need every block, and nothing is freed there: deleting that one frees it.
 //! 3. Delete the key. Two checkpoints later the snapshot's nodes are free.
 //!
 //! Several may be marked; one at a time is swept, to its end. A cursor that has moved says which, after a
@@ -28,11 +30,12 @@ use super::table::{Space, dead, find, table};
 use crate::engine::Engine;
 use crate::store::transaction::{Cost, Depends};
 use quire_base::sync::time::{Duration, Instant};
-use quire_base::{BlockNo, Result};
+use quire_base::{BlockNo, Error, ErrorKind, Result};
 use quire_format::extent::Run;
 use quire_format::key::{Key, VALUE_MAX};
 use quire_format::record::SMALL_CHANGE_MAX;
-use quire_format::region::REGION_BLOCKS;
+use quire_format::region::{REGION_BLOCKS, RegionMap};
+use quire_format::snapshot::Snapshot;
 use std::ops::ControlFlow;
 
 /// Rest after a step, as a multiple of its time, while others use the volume: a deletion costs them less than
@@ -46,6 +49,18 @@ pub(super) enum Left {
     Nothing,
     /// More steps, after a rest.
     More(Duration),
+}
+
+/// What was read of a snapshot's space; `None` where that cannot be.
+fn if_readable<T>(read: Result<T>) -> Result<Option<T>> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
+            tracing::warn!(%error, "which blocks a snapshot needs cannot be read; a deletion goes on without it");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 impl Engine {
@@ -135,29 +150,42 @@ impl Engine {
             .or_else(|| marked().next());
         let Some(at) = chosen else { return Ok(None) };
         let (number, snapshot) = all[at].clone();
-        let since = self.store.snapshots.deleted_since(number);
-        let (older, newer) = (&all[..at], &all[at + 1..]);
-        let behind = match newer.first() {
-            Some((next, _)) if *next > since => newer.len(),
-            other => usize::from(other.is_some()),
-        };
-        let around: Vec<_> = older.iter().rev().take(1).chain(&newer[..behind]).collect();
-        // After an opening that is all of the newer ones.
-        let open = |snapshot| Space::open_beside(&self.store.device, snapshot, around.len());
-        let own = open(&snapshot)?;
-        let around = around.iter().map(|(_, snapshot)| open(snapshot)).collect::<Result<_>>()?;
+        let own = if_readable(Space::open(&self.store.device, &snapshot))?;
+        let around = self.spaces_around(&all, at, own.is_none())?;
         let done = snapshot.deleting.unwrap_or(0);
         let next = before.filter(|sweep| sweep.number == number).map_or(done, |sweep| sweep.next);
         let flushes = self.store.device.stats().flush_requests;
         Ok(Some(Sweep { number, snapshot, own, around, epoch: self.store.snapshots.epoch(), next, flushes }))
     }
 
+    /// The space of those that are asked: of all others, or of those that tell of all others.
+    fn spaces_around(&self, all: &[(u32, Snapshot)], at: usize, of_all: bool) -> Result<Vec<Option<Space>>> {
+        let since = self.store.snapshots.deleted_since(all[at].0);
+        let (older, newer) = (&all[..at], &all[at + 1..]);
+        // After an opening that is all of the newer ones.
+        let behind = match newer.first() {
+            Some((next, _)) if of_all || *next > since => newer.len(),
+            other => usize::from(other.is_some()),
+        };
+        let before = if of_all { older.len() } else { 1 };
+        let around: Vec<_> = older.iter().rev().take(before).chain(&newer[..behind]).collect();
+        let open = |snapshot| Space::open_beside(&self.store.device, snapshot, around.len());
+        around.iter().map(|(_, snapshot)| if_readable(open(snapshot))).collect()
+    }
+
     /// Step 2, for one region.
     fn sweep_region(&self, sweep: &mut Sweep, region: u64) -> Result<()> {
         let next = region + 1;
-        let mut free = dead(&self.store.tree, region)?.both(&sweep.own.used(region)?);
+        let mut free = dead(&self.store.tree, region)?;
+        let own = sweep.own.as_ref().map(|own| if_readable(own.used(region))).transpose()?;
+        match own.flatten() {
+            Some(used) => free = free.both(&used),
+            None if sweep.own.is_some() => self.ask_all(sweep)?,
+            None => {}
+        }
         for neighbour in &sweep.around {
-            free = free.without(&neighbour.used(region)?);
+            let used = neighbour.as_ref().map(|neighbour| if_readable(neighbour.used(region))).transpose()?;
+            free = used.flatten().map_or_else(RegionMap::new, |used| free.without(&used));
         }
         let first = BlockNo(region * REGION_BLOCKS);
         let runs: Vec<Run> = free
@@ -173,6 +201,15 @@ impl Engine {
             transaction.commit(Depends::Nothing)?;
         }
         sweep.next = next;
+        Ok(())
+    }
+
+    /// Goes on as if the snapshot could need any block.
+    fn ask_all(&self, sweep: &mut Sweep) -> Result<()> {
+        let all = table(&self.store.tree)?;
+        let at = all.iter().position(|(number, _)| *number == sweep.number);
+        let at = at.ok_or_else(|| Error::corrupt("a snapshot that is being deleted is no more"))?;
+        (sweep.own, sweep.around) = (None, self.spaces_around(&all, at, true)?);
         Ok(())
     }
 

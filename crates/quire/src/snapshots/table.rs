@@ -84,9 +84,9 @@ pub(crate) fn find(tree: &Tree, name: &str) -> Result<(u32, Snapshot)> {
         .ok_or_else(|| Error::new(ErrorKind::NotFound, format!("the volume has no snapshot {name:?}")))
 }
 
-/// Has the pool keep what snapshots need.
+/// Has the pool keep what snapshots need. Errors: what one needs is not known, so nothing may be written.
 pub(crate) fn keep_all(device: &Arc<Device>, tree: &Tree) -> Result<()> {
-    for (number, snapshot) in table(tree)? {
+    for (number, snapshot) in table(tree).context("what it needs is not known (see: quire fsck)")? {
         let pool = pool_of(device, &snapshot)
             .context(format_args!("snapshot {:?} (see: quire fsck)", snapshot.name))?;
         tree.keep(number, snapshot.superblock.checkpoint, pool.newest_entries())?;
@@ -109,6 +109,12 @@ pub(crate) fn give_up(tree: &Tree) -> Result<Vec<String>> {
     })?;
     keys.into_iter().try_for_each(|key| tree.delete(key).map(drop))?;
     Ok(names)
+}
+
+/// Takes some out, as [`give_up`] does, which no unfinished receive began at.
+pub(crate) fn give_up_some(tree: &Tree, numbers: &[u32]) -> Result<()> {
+    let keys = numbers.iter().flat_map(|number| [Key::snapshot(*number), Key::received(*number)]);
+    keys.into_iter().try_for_each(|key| tree.delete(key).map(drop))
 }
 
 pub(crate) fn pool_of(device: &Arc<Device>, snapshot: &Snapshot) -> Result<PoolState> {

@@ -49,27 +49,28 @@ pub(crate) struct Freed {
 }
 
 impl SnapshotTable {
-    /// The table that a tree has.
+    /// The table that a tree has. A snapshot whose value makes no sense is one that shares blocks: so nothing
+    /// that it may have is free after a replay. No such volume is opened for writing
+    /// ([`keep_all`](crate::snapshots::table::keep_all)).
     pub(crate) fn load(tree: &Tree, epoch: u32) -> Result<SnapshotTable> {
         let table = SnapshotTable::default();
         table.epoch.store(epoch, Ordering::Relaxed);
-        let mut outcome = Ok(());
         tree.scan(Key::snapshot(0), Key::snapshot(u32::MAX), &mut |key, value| {
-            outcome = Snapshot::decode(value).map(|snapshot| table.put_since(key, &snapshot, 0));
-            if outcome.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            let deleting = Snapshot::decode(value).is_ok_and(|snapshot| snapshot.deleting.is_some());
+            table.put_since(key, deleting, 0);
+            ControlFlow::Continue(())
         })?;
-        outcome.map(|()| table)
+        Ok(table)
     }
 
     /// A snapshot was put into the tree, or is being deleted from now on.
     pub(crate) fn put(&self, key: Key, snapshot: &Snapshot) {
-        self.put_since(key, snapshot, self.epoch());
+        self.put_since(key, snapshot.deleting.is_some(), self.epoch());
     }
 
-    fn put_since(&self, key: Key, snapshot: &Snapshot, now: u32) {
+    fn put_since(&self, key: Key, deleting: bool, now: u32) {
         debug_assert_eq!(key.kind, KeyKind::Snapshot);
         let number = key.offset as u32;
-        let deleting = snapshot.deleting.is_some();
         let mut all = self.all.lock();
         let since = deleting.then(|| all.get(&number).copied().flatten().unwrap_or(now));
         all.insert(number, since);
