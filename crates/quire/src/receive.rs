@@ -32,7 +32,7 @@ use crate::recovery::unfinished::{base_of, is_unfinished, unfinished};
 use crate::rollback::{roll_back_backend, roll_back_with};
 use crate::send::StreamProgress;
 use crate::send::changes::{Side, send_changes};
-use crate::snapshots::table::{self, BASE_NAME, SnapshotInfo, identity, table};
+use crate::snapshots::table::{BASE_NAME, SnapshotInfo, identity, table};
 use crate::store::transaction::{Cost, Depends, Transaction};
 use crate::volume::Volume;
 use apply::Applier;
@@ -384,14 +384,19 @@ fn unfinished_on(backend: &Arc<dyn Backend>) -> Result<Option<Unfinished>> {
     unfinished(&load(backend)?.1)
 }
 
-/// Takes away a base that an abort which was cut off has left.
+/// Deletes a base that an interrupted abort has left. The opening finishes interrupted deletions, that of a
+/// base among them.
 fn delete_own_base(backend: &Arc<dyn Backend>) -> Result<()> {
-    if table::find(&load(backend)?.1, BASE_NAME).is_err() {
+    let all = table(&load(backend)?.1)?;
+    if !all.iter().any(|(_, snapshot)| snapshot.name == BASE_NAME || snapshot.deleting.is_some()) {
         return Ok(());
     }
     let options = VolumeOptions { threads: false, ..VolumeOptions::new() };
     let volume = Volume::open_with(backend.clone(), &options)?;
-    let deleted = volume.delete_snapshot(BASE_NAME);
+    let deleted = match volume.delete_snapshot(BASE_NAME) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        deleted => deleted,
+    };
     let closed = volume.close();
     deleted.and(closed)
 }
