@@ -48,6 +48,7 @@ use quire_format::stream::{Header, Item, StreamReader, StreamWriter, Totals};
 use quire_format::superblock::Superblock;
 use quire_tree::Tree;
 use std::io::Read;
+use std::ops::ControlFlow;
 
 /// How long what was applied may wait for being durable, while more arrives.
 const FORCE_AFTER: Duration = Duration::from_secs(1);
@@ -448,6 +449,15 @@ fn is_changed(backend: &Arc<dyn Backend>, newest: &Snapshot) -> Result<bool> {
     let volume = Volume::open_with(backend.clone(), &options)?;
     volume.close()?;
     let (superblock, tree) = load(backend)?;
+    // An operation for whose end the opening found no room. A sender would refuse it.
+    let mut is_half_done = false;
+    tree.scan(Key::logged(0), Key::logged(u64::MAX), &mut |_, _| {
+        is_half_done = true;
+        ControlFlow::Break(())
+    })?;
+    if is_half_done {
+        return Ok(true);
+    }
     let now = Side { tree, root: superblock.root, volume: superblock.volume_id() };
     // As a sender sees it: inodes without a name, which the opening has freed, do not exist.
     let mut changes = StreamWriter::counting();
