@@ -99,12 +99,16 @@ impl Bench {
     }
 
     fn owned(patience: Option<Duration>, ownership: Option<Ownership>) -> Bench {
+        Bench::with(false, patience, ownership)
+    }
+
+    fn with(is_read_only: bool, patience: Option<Duration>, ownership: Option<Ownership>) -> Bench {
         let (sender, got) = channel();
         let server =
             Server { got: sender, connections: Arc::default(), refuses: Arc::new(AtomicBool::new(false)) };
         let session = server.connect(LIMIT).unwrap();
         let properties =
-            Properties { name: "server".into(), blocks: BLOCKS, is_read_only: false, patience, ownership };
+            Properties { name: "server".into(), blocks: BLOCKS, is_read_only, patience, ownership };
         let backend = ReconnectingBackend::new(properties, Box::new(server.clone()), session).unwrap();
         Bench { backend: Arc::new(backend), server, got }
     }
@@ -497,6 +501,32 @@ fn a_beat_raises_the_mark_or_ends_the_owner() {
         }
     };
     assert!(error.to_string().contains("has taken the volume over"), "{error}");
+}
+
+/// Beats were kept until the next flush, like any write. A volume that was idle for a night had thousands of
+/// them, all over the same block. A new connection had to carry them one after the other, and the time for
+/// reconnecting was over first.
+#[test]
+fn beats_are_not_written_again() {
+    let bench = Bench::owned(Some(LIMIT), Some(ownership(Duration::from_millis(1))));
+    let write = bench.start(IoOp::Write, 7, 1, 70);
+    let mut beats = 0;
+    while beats < 4 {
+        match bench.next() {
+            got if matches!(got.request, Request::Read { .. }) => got.show(Some(1)),
+            got => {
+                beats += u32::from(got.is_of_mark());
+                got.accept();
+            }
+        }
+    }
+    outcome(&write).unwrap();
+    bench.next().cut();
+    bench.next().show(Some(1));
+    for brief in ["2: write 7 70", "2: flush"] {
+        bench.accept(brief);
+    }
+    bench.end();
 }
 
 /// A beat waited for room in memory and then behind all requests that waited for the server. It was late by
