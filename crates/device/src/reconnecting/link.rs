@@ -192,6 +192,8 @@ impl State {
 pub(super) struct Shared {
     pub(super) name: String,
     pub(super) connector: Box<dyn Connector>,
+    /// Nothing is written, nor flushed: the server may not offer flushes.
+    pub(super) is_read_only: bool,
     /// How long a reconnection may take; without, the first break is the end.
     pub(super) patience: Option<Duration>,
     pub(super) ownership: Option<Ownership>,
@@ -230,6 +232,7 @@ impl Shared {
         Shared {
             name: properties.name.clone(),
             connector,
+            is_read_only: properties.is_read_only,
             patience: properties.patience,
             ownership: properties.ownership.clone(),
             state: Mutex::new(state),

@@ -606,3 +606,13 @@ fn a_mark_that_cannot_be_read_once_ends_nothing() {
     outcome(&read).unwrap();
     bench.end();
 }
+
+/// A server that only reads need not offer flushes, and refuses them then. The flush behind each new
+/// connection was refused, which ended the device, though nothing had been written.
+#[test]
+fn what_is_only_read_is_not_flushed() {
+    let bench = Bench::with(true, PATIENT, None);
+    let read = bench.cut();
+    bench.accept("2: read 9");
+    outcome(&read).unwrap();
+}
