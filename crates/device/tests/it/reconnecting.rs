@@ -616,3 +616,22 @@ fn what_is_only_read_is_not_flushed() {
     bench.accept("2: read 9");
     outcome(&read).unwrap();
 }
+
+/// After a failed flush the mark stayed on the device when its owner let go of it. A standby waited until the
+/// beat had stood still for minutes.
+#[test]
+fn a_failed_flush_does_not_keep_the_mark() {
+    let bench = Bench::owned(PATIENT, Some(ownership(LIMIT)));
+    let flush = bench.start_flush();
+    (bench.next().answered)(Err(Failure::Refused(Error::new(ErrorKind::Io, "bad medium"))));
+    outcome(&flush).unwrap_err();
+    let Bench { backend, got, .. } = bench;
+    let ending = std::thread::spawn(move || drop(backend));
+    got.recv_timeout(LIMIT).unwrap().show(Some(1));
+    for brief in ["1: write 1 0", "1: flush"] {
+        let next = got.recv_timeout(LIMIT).expect(brief);
+        assert_eq!(next.brief(), brief);
+        next.accept();
+    }
+    ending.join().unwrap();
+}

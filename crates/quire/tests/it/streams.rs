@@ -7,8 +7,8 @@ use quire::inodes::Create;
 use quire::internals::inspect::Image;
 use quire::internals::snapshots::table;
 use quire::{
-    AlignedBuf, Error, ErrorKind, FileType, FormatOptions, OpenOptions, Properties, ReceiveOptions, RenameFlags,
-    ResizeOptions, Result, SendOptions, Volume, VolumeOptions, roll_back_backend,
+    AlignedBuf, Error, ErrorKind, FileType, FormatOptions, OpenOptions, Properties, ReceiveOptions,
+    RenameFlags, ResizeOptions, Result, SendOptions, Volume, VolumeOptions, roll_back_backend,
     take_snapshot_backend as take_snapshot,
 };
 use quire_format::extent::Extent;
