@@ -113,6 +113,35 @@ fn a_file_whose_extents_cannot_be_read_is_told() {
     volume.close().unwrap();
 }
 
+/// A scrub wrote dirty blocks of a file before it read them. Where the device refused that, it called the
+/// blocks unreadable, and the volume remembered damage that it did not have.
+#[test]
+fn what_cannot_be_written_is_not_unreadable() {
+    let (device, volume) = new_volume(16384);
+    for (name, byte) in [("dirty", 1), ("damaged", 2)] {
+        volume.write(name, [byte; 40_960]).unwrap();
+    }
+    volume.sync().unwrap();
+    let dirty = quire::OpenOptions::new().write(true).open(&volume, "dirty").unwrap();
+    dirty.write_all_at(&[3; 40_960], 0).unwrap();
+    device.inject(Fault::on(FaultOp::Write).class(IoClass::Data).times(u64::MAX));
+    let report = volume.scrub(&data(), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert!(report.is_good(), "{report:?}");
+    assert_eq!(report.data_bytes, 40_960);
+    // Clean blocks in the cache do not hide what the device cannot read.
+    assert_eq!(volume.read("damaged").unwrap(), [2; 40_960]);
+    device.inject(Fault::on(FaultOp::Read).class(IoClass::Data).times(u64::MAX));
+    let report = volume.scrub(&data(), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(report.unreadable.len(), 1, "{report:?}");
+    assert_eq!(report.unreadable[0].path, Path::new("/damaged"));
+    device.clear_faults();
+    let report = volume.scrub(&data(), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert!(report.is_good() && report.data_bytes == 2 * 40_960, "{report:?}");
+    assert_eq!(volume.read("dirty").unwrap(), [3; 40_960]);
+    drop(dirty);
+    volume.close().unwrap();
+}
+
 /// A scrub that could overwrite neither a bad copy of a snapshot's metadata nor an unreadable block of the
 /// journal shut the volume down, though another copy served, and the block was in no use.
 #[test]
