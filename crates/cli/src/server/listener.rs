@@ -200,6 +200,11 @@ fn hear(mut stream: &UnixStream, volume: &Volume, asked: &Asked) -> std::io::Res
 fn answer(line: &str, volume: &Volume, asked: &Asked) -> Outcome<String> {
     match line.split_once(' ').unwrap_or((line, "")) {
         ("metrics", "") => Ok(exposition::text(volume, quire_fuse::meters())),
+        // All of them: which are busy in the time between two readings, only the reader knows.
+        ("metrics", "files") => {
+            let meters = quire_fuse::meters();
+            Ok(exposition::text_with(volume, meters, &meters.sampled()))
+        }
         ("cache-size", bytes) => match bytes.parse() {
             Ok(bytes) => volume.set_cache_bytes(bytes).map(|()| String::new()).map_err(Failure::from),
             Err(_) => Err(Failure::usage(format!("'{bytes}' is not a number of bytes"))),
