@@ -7,8 +7,9 @@
 //! the other is: the server answers root and its own user, the client believes root and its own user.
 //!
 //! ```text
-//!   client  metrics | info | cache-size BYTES | access-times keep|note | scrub ... | trim BYTE | freeze ...
-//!           snapshot ... | grow ... | task NUMBER | send ... (whose answer goes on: [`crate::frames`])
+//!   client  metrics [files] | info | cache-size BYTES | access-times keep|note | scrub ... | trim BYTE
+//!           freeze ... | snapshot ... | grow ... | task NUMBER
+//!           send ... (whose answer goes on: [`crate::frames`])
 //!   server  ok, and the answer's lines | error CODE MESSAGE
 //! ```
 //!

@@ -13,10 +13,15 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use quire::{MetricKind, Volume};
-use quire_fuse::Meters;
+use quire_fuse::{BusyFile, Meters};
 
-/// Everything that the volume and its mount count.
+/// Everything that the volume and its mount count, with the busiest files so far.
 pub fn text(volume: &Volume, meters: &Meters) -> String {
+    text_with(volume, meters, &meters.busiest())
+}
+
+/// The same, with these files instead.
+pub fn text_with(volume: &Volume, meters: &Meters, files: &[BusyFile]) -> String {
     let mut text = String::with_capacity(16 << 10);
     for metric in volume.metrics() {
         let kind = match metric.kind {
@@ -51,10 +56,9 @@ pub fn text(volume: &Volume, meters: &Meters) -> String {
         "# TYPE quire_serialised_files gauge\nquire_serialised_files {}",
         meters.serialised_files()
     );
-    let busiest = meters.busiest();
     for (name, value) in [("requests", 0usize), ("bytes", 1)] {
         let _ = writeln!(text, "# TYPE quire_busy_file_{name} gauge");
-        for file in &busiest {
+        for file in files {
             let value = [file.requests, file.bytes][value];
             let _ = writeln!(text, "quire_busy_file_{name}{{inode=\"{}\"}} {value}", file.inode);
         }

@@ -92,7 +92,7 @@ fn committer(engine: &Arc<Engine>) {
                 report(engine.write_homes(), "writing recorded content home");
             }
             engine.retry_failed();
-            report(engine.store.heal(), "writing damaged metadata anew");
+            report(engine.store.heal().map(drop), "writing damaged metadata anew");
             report(engine.store.shrink_pool(), "giving back a part of the metadata pool");
             engine.store.discard_later();
             last_commit = Instant::now();

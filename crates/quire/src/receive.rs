@@ -32,7 +32,7 @@ use crate::recovery::unfinished::{base_of, is_unfinished, unfinished};
 use crate::rollback::{roll_back_backend, roll_back_with};
 use crate::send::StreamProgress;
 use crate::send::changes::{Side, send_changes};
-use crate::snapshots::table::{self, BASE_NAME, SnapshotInfo, identity, table};
+use crate::snapshots::table::{BASE_NAME, SnapshotInfo, identity, table};
 use crate::store::transaction::{Cost, Depends, Transaction};
 use crate::volume::Volume;
 use apply::Applier;
@@ -48,6 +48,7 @@ use quire_format::stream::{Header, Item, StreamReader, StreamWriter, Totals};
 use quire_format::superblock::Superblock;
 use quire_tree::Tree;
 use std::io::Read;
+use std::ops::ControlFlow;
 
 /// How long what was applied may wait for being durable, while more arrives.
 const FORCE_AFTER: Duration = Duration::from_secs(1);
@@ -384,14 +385,19 @@ fn unfinished_on(backend: &Arc<dyn Backend>) -> Result<Option<Unfinished>> {
     unfinished(&load(backend)?.1)
 }
 
-/// Takes away a base that an abort which was cut off has left.
+/// Deletes a base that an interrupted abort has left. The opening finishes interrupted deletions, that of a
+/// base among them.
 fn delete_own_base(backend: &Arc<dyn Backend>) -> Result<()> {
-    if table::find(&load(backend)?.1, BASE_NAME).is_err() {
+    let all = table(&load(backend)?.1)?;
+    if !all.iter().any(|(_, snapshot)| snapshot.name == BASE_NAME || snapshot.deleting.is_some()) {
         return Ok(());
     }
     let options = VolumeOptions { threads: false, ..VolumeOptions::new() };
     let volume = Volume::open_with(backend.clone(), &options)?;
-    let deleted = volume.delete_snapshot(BASE_NAME);
+    let deleted = match volume.delete_snapshot(BASE_NAME) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        deleted => deleted,
+    };
     let closed = volume.close();
     deleted.and(closed)
 }
@@ -443,6 +449,15 @@ fn is_changed(backend: &Arc<dyn Backend>, newest: &Snapshot) -> Result<bool> {
     let volume = Volume::open_with(backend.clone(), &options)?;
     volume.close()?;
     let (superblock, tree) = load(backend)?;
+    // An operation for whose end the opening found no room. A sender would refuse it.
+    let mut is_half_done = false;
+    tree.scan(Key::logged(0), Key::logged(u64::MAX), &mut |_, _| {
+        is_half_done = true;
+        ControlFlow::Break(())
+    })?;
+    if is_half_done {
+        return Ok(true);
+    }
     let now = Side { tree, root: superblock.root, volume: superblock.volume_id() };
     // As a sender sees it: inodes without a name, which the opening has freed, do not exist.
     let mut changes = StreamWriter::counting();

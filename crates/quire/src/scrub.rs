@@ -293,8 +293,9 @@ impl<'a> Scrub<'a> {
                 self.report.lost.push(error.to_string());
             }
             if step.damaged > 0 && !engine.store.read_only {
-                engine.store.heal()?;
-                self.report.healed += step.damaged;
+                let lost = engine.store.heal()?;
+                self.report.healed += step.damaged.saturating_sub(lost.len() as u64);
+                self.report.lost.extend(lost.iter().map(Error::to_string));
             }
             drop(change);
             from = step.next;

@@ -42,7 +42,7 @@ impl Source {
 }
 
 fn read(dir: &Path) -> Outcome<Reading> {
-    Ok(Reading::parse(&control::ask(dir, "metrics")?))
+    Ok(Reading::parse(&control::ask(dir, "metrics files")?))
 }
 
 /// Shows it.

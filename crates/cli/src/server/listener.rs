@@ -141,6 +141,8 @@ struct Asked {
     freezing: Freezing,
     tasks: ServerTasks,
     sending: Sending,
+    /// Answers that end whatever their readers do: streams that stand still do not use them up.
+    answering: Sending,
 }
 
 /// Serves connections until the socket is shut down. An accept that fails, as where no descriptor is left, is
@@ -180,7 +182,7 @@ fn hear(mut stream: &UnixStream, volume: &Volume, asked: &Asked) -> std::io::Res
         // They walk through space, or wait for the device.
         Some(("snapshot", "list") | ("trim", _)) => {
             let volume = volume.clone();
-            asked.sending.run(move || {
+            asked.answering.run(move || {
                 let text = told(match line.strip_prefix("trim ") {
                     Some(part) => room::trim(part, &volume),
                     None => snapshots::list_with_space(&volume),
@@ -198,6 +200,11 @@ fn hear(mut stream: &UnixStream, volume: &Volume, asked: &Asked) -> std::io::Res
 fn answer(line: &str, volume: &Volume, asked: &Asked) -> Outcome<String> {
     match line.split_once(' ').unwrap_or((line, "")) {
         ("metrics", "") => Ok(exposition::text(volume, quire_fuse::meters())),
+        // All of them: which are busy in the time between two readings, only the reader knows.
+        ("metrics", "files") => {
+            let meters = quire_fuse::meters();
+            Ok(exposition::text_with(volume, meters, &meters.sampled()))
+        }
         ("cache-size", bytes) => match bytes.parse() {
             Ok(bytes) => volume.set_cache_bytes(bytes).map(|()| String::new()).map_err(Failure::from),
             Err(_) => Err(Failure::usage(format!("'{bytes}' is not a number of bytes"))),
@@ -394,6 +401,39 @@ mod tests {
         drop(stalls);
         assert!(info.unwrap().starts_with("ok\n"));
         assert!(read(trim).unwrap().starts_with("ok\n"));
+        ControlSocket(Some(listener)).close();
+        thread.join().unwrap();
+        volume.close().unwrap();
+    }
+
+    /// Streams whose readers stood still used up what the server had for all long answers: a list of
+    /// snapshots, and a trim, were refused until these readers went on.
+    #[test]
+    fn streams_that_stand_still_refuse_no_list() {
+        let backend = Arc::new(MemoryBackend::new(16384));
+        quire::FormatOptions::new().format_backend(backend.clone()).unwrap();
+        let volume = quire::VolumeOptions::new().cache_bytes(16 << 20).open_backend(backend).unwrap();
+        volume.write("file", vec![7; 8 << 20]).unwrap();
+        volume.take_snapshot("s").unwrap();
+        let name = format!("quire-test-streams-{}", std::process::id());
+        let name = SocketAddr::from_abstract_name(name).unwrap();
+        let listener = Arc::new(UnixListener::bind_addr(&name).unwrap());
+        let (listening, served) = (listener.clone(), volume.clone());
+        let thread = std::thread::spawn(move || control(&listening, &served, &Asked::default()));
+        let ask = |request: &[u8]| {
+            let mut stream = UnixStream::connect_addr(&name).unwrap();
+            limit(&stream).unwrap();
+            stream.write_all(request).unwrap();
+            let mut outcome = [0; 2];
+            stream.read_exact(&mut outcome).unwrap();
+            (&outcome == b"ok", stream)
+        };
+        // As many as the server sends at a time.
+        let send = || ask(b"send {\"name\":\"s\"}\n");
+        let streams: Vec<_> = std::iter::repeat_with(send).take_while(|(is_sent, _)| *is_sent).collect();
+        assert!(!streams.is_empty());
+        assert!(ask(b"snapshot list\n").0);
+        drop(streams);
         ControlSocket(Some(listener)).close();
         thread.join().unwrap();
         volume.close().unwrap();

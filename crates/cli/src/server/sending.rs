@@ -1,8 +1,8 @@
 //! Streams that the server of a mount sends ([`crate::frames`]).
 //!
 //! Each stream has a thread of its own, which ends when the command goes away, and so has whatever else takes
-//! a while to answer. A reader that stands still
-//! holds up nobody else: neither other requests, nor an unmount, which ends the server and the stream.
+//! a while to answer. A reader that stands still holds up nobody else: neither other requests, nor an
+//! unmount, which ends the server and the stream.
 //!
 //! Neighbours: [`super::listener`] hears the request, [`crate::commands::stream`] makes it.
 
@@ -17,9 +17,10 @@ use quire_base::sync::thread;
 use crate::exit::{self, Failure, Outcome};
 use crate::frames::{FAILED, FRAME_MAX, Frames, PROGRESS, Request, WHOLE, frame};
 
-/// Streams, and other answers that take a while, that a server gives at a time.
+/// Streams that a server gives at a time, and other answers that take a while.
 const ANSWERS_MAX: usize = 8;
-/// The streams of a server, and what else it answers beside them.
+
+/// The streams of a server, or its other answers that take a while: each kind has a count of its own.
 #[derive(Clone, Default)]
 pub struct Sending(Arc<AtomicUsize>);
 

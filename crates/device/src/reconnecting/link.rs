@@ -10,7 +10,7 @@
 //!    session: the medium tells an error once, and another flush beside the one that hears of it would count
 //!    as if nothing had been lost. Requests behind a flush that waits go on.
 //! 2. A completed write is kept (if there will be a reconnection) until a flush that was submitted after its
-//!    completion succeeds.
+//!    completion succeeds. Beats of the owner's mark are not: others look only whether they differ.
 //! 3. The first broken request of a session breaks the link: the generation moves on, so that later answers
 //!    of that session are not heard, and everything in flight goes back to the front of the line.
 //! 4. The link's own thread then closes the session, and makes another (`recovery`) or gives up: the link is
@@ -192,6 +192,8 @@ impl State {
 pub(super) struct Shared {
     pub(super) name: String,
     pub(super) connector: Box<dyn Connector>,
+    /// Nothing is written, nor flushed: the server may not offer flushes.
+    pub(super) is_read_only: bool,
     /// How long a reconnection may take; without, the first break is the end.
     pub(super) patience: Option<Duration>,
     pub(super) ownership: Option<Ownership>,
@@ -230,6 +232,7 @@ impl Shared {
         Shared {
             name: properties.name.clone(),
             connector,
+            is_read_only: properties.is_read_only,
             patience: properties.patience,
             ownership: properties.ownership.clone(),
             state: Mutex::new(state),
@@ -351,7 +354,10 @@ impl Shared {
                     refused.extend(state.waiting.remove(at));
                 }
             }
-            (request, Ok(_)) if request.overwrites().is_some() && self.keeps(&state) => {
+            // A mark that has lost beats is still its owner's, and the next beat differs from it.
+            (request, Ok(_))
+                if request.overwrites().is_some() && !pending.is_of_mark && self.keeps(&state) =>
+            {
                 state.kept.push(request.clone());
             }
             _ => {}

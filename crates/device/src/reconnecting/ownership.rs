@@ -224,14 +224,16 @@ impl Shared {
             drop(state);
             thread::sleep(Duration::from_millis(5));
         }
-        let released = self.ask(read_mark()).and_then(|bytes| {
+        // A failed flush does not keep the mark: every request of this owner has been answered, and waiting
+        // tells a successor nothing about what the flush has lost.
+        let released = self.ask_for_mark(read_mark()).and_then(|bytes| {
             match self.superseded(ownership, mark_in(bytes.as_ref())) {
                 Some(error) => Err(error),
-                None => self.ask(write_mark(None)).and_then(|_| self.ask(Request::Flush)),
+                None => self.ask_for_mark(write_mark(None)).and_then(|_| self.ask_for_mark(Request::Flush)),
             }
         });
         if let Err(error) = released {
-            tracing::warn!(%error, "the owner's mark stays on the device");
+            tracing::warn!(%error, "the owner's mark may stay on the device");
         }
     }
 

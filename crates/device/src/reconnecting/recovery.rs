@@ -6,7 +6,8 @@
 //!    the requests of a lost one first, has then nothing of the old one ahead.
 //! 2. The device is still this owner's, by its mark ([`super::ownership`]); else the link is gone.
 //! 3. Everything kept is written again, in the order of its completion where it overlaps.
-//! 4. A flush. Only now is anything of it durable, whatever an earlier flush might have begun to do.
+//! 4. A flush, unless the device is only read. Only now is anything of it durable, whatever an earlier flush
+//!    might have begun to do.
 //! 5. What was in flight or waiting goes on. It was never acknowledged, so it may come after.
 //!
 //! All of it takes no longer than the patience that the address grants, nor than the owner is sure of the
@@ -135,7 +136,9 @@ fn write_again(shared: &Shared, session: &Arc<dyn Session>, limit: Duration) -> 
         round.submit(session, write.clone());
     }
     round.wait(left())?;
-    ask_session(session, Request::Flush, left())?;
+    if !shared.is_read_only {
+        ask_session(session, Request::Flush, left())?;
+    }
     Ok(kept.len())
 }
 

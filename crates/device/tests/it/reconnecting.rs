@@ -99,12 +99,16 @@ impl Bench {
     }
 
     fn owned(patience: Option<Duration>, ownership: Option<Ownership>) -> Bench {
+        Bench::with(false, patience, ownership)
+    }
+
+    fn with(is_read_only: bool, patience: Option<Duration>, ownership: Option<Ownership>) -> Bench {
         let (sender, got) = channel();
         let server =
             Server { got: sender, connections: Arc::default(), refuses: Arc::new(AtomicBool::new(false)) };
         let session = server.connect(LIMIT).unwrap();
         let properties =
-            Properties { name: "server".into(), blocks: BLOCKS, is_read_only: false, patience, ownership };
+            Properties { name: "server".into(), blocks: BLOCKS, is_read_only, patience, ownership };
         let backend = ReconnectingBackend::new(properties, Box::new(server.clone()), session).unwrap();
         Bench { backend: Arc::new(backend), server, got }
     }
@@ -499,6 +503,32 @@ fn a_beat_raises_the_mark_or_ends_the_owner() {
     assert!(error.to_string().contains("has taken the volume over"), "{error}");
 }
 
+/// Beats were kept until the next flush, like any write. A volume that was idle for a night had thousands of
+/// them, all over the same block. A new connection had to carry them one after the other, and the time for
+/// reconnecting was over first.
+#[test]
+fn beats_are_not_written_again() {
+    let bench = Bench::owned(Some(LIMIT), Some(ownership(Duration::from_millis(1))));
+    let write = bench.start(IoOp::Write, 7, 1, 70);
+    let mut beats = 0;
+    while beats < 4 {
+        match bench.next() {
+            got if matches!(got.request, Request::Read { .. }) => got.show(Some(1)),
+            got => {
+                beats += u32::from(got.is_of_mark());
+                got.accept();
+            }
+        }
+    }
+    outcome(&write).unwrap();
+    bench.next().cut();
+    bench.next().show(Some(1));
+    for brief in ["2: write 7 70", "2: flush"] {
+        bench.accept(brief);
+    }
+    bench.end();
+}
+
 /// A beat waited for room in memory and then behind all requests that waited for the server. It was late by
 /// any time, and another machine took the volume of an owner that worked.
 #[test]
@@ -575,4 +605,33 @@ fn a_mark_that_cannot_be_read_once_ends_nothing() {
     }
     outcome(&read).unwrap();
     bench.end();
+}
+
+/// A server that only reads need not offer flushes, and refuses them then. The flush behind each new
+/// connection was refused, which ended the device, though nothing had been written.
+#[test]
+fn what_is_only_read_is_not_flushed() {
+    let bench = Bench::with(true, PATIENT, None);
+    let read = bench.cut();
+    bench.accept("2: read 9");
+    outcome(&read).unwrap();
+}
+
+/// After a failed flush the mark stayed on the device when its owner let go of it. A standby waited until the
+/// beat had stood still for minutes.
+#[test]
+fn a_failed_flush_does_not_keep_the_mark() {
+    let bench = Bench::owned(PATIENT, Some(ownership(LIMIT)));
+    let flush = bench.start_flush();
+    (bench.next().answered)(Err(Failure::Refused(Error::new(ErrorKind::Io, "bad medium"))));
+    outcome(&flush).unwrap_err();
+    let Bench { backend, got, .. } = bench;
+    let ending = std::thread::spawn(move || drop(backend));
+    got.recv_timeout(LIMIT).unwrap().show(Some(1));
+    for brief in ["1: write 1 0", "1: flush"] {
+        let next = got.recv_timeout(LIMIT).expect(brief);
+        assert_eq!(next.brief(), brief);
+        next.accept();
+    }
+    ending.join().unwrap();
 }

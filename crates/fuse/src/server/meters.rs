@@ -4,7 +4,8 @@
 //! thread counts. Everything is sharded by thread; a thread looks at its own lines only. Which files are busy
 //! is known from every [`SAMPLE`]th request of a thread: each shard keeps the [`PLACES`] files with the
 //! highest counts, and a newcomer takes the place and the count of the lowest (space-saving; Metwally,
-//! Agrawal, El Abbadi, ICDT 2005).
+//! Agrawal, El Abbadi, ICDT 2005). How much of its count it has taken over is remembered: what a file did
+//! between two readings is the growth of the rest.
 //!
 //! There is one set of meters in a process, which serves one mount as a rule: so a request need not hold on
 //! to it, and no count of references is a line that all threads write.
@@ -29,7 +30,7 @@ use crate::transport::{Exchange, Outcome};
 const SAMPLE: u32 = 13;
 /// Files that a shard remembers.
 const PLACES: usize = 32;
-/// Files that a reading names.
+/// The busiest files that a reading names.
 const NAMED: usize = 10;
 
 /// Kinds of work.
@@ -72,7 +73,9 @@ struct Meter {
 #[derive(Clone, Copy, Default)]
 struct Place {
     node: u64,
+    /// With those that were taken over.
     requests: u64,
+    taken_over: u64,
     bytes: u64,
 }
 
@@ -169,7 +172,8 @@ impl Meters {
             if places.len() < PLACES {
                 places.push(Place { node, ..Place::default() });
             } else if let Some(lowest) = places.iter_mut().min_by_key(|place| place.requests) {
-                *lowest = Place { node, requests: lowest.requests, bytes: 0 };
+                let requests = lowest.requests;
+                *lowest = Place { node, requests, taken_over: requests, bytes: 0 };
             }
         }
         if let Some(place) = places.iter_mut().find(|place| place.node == node) {
@@ -195,19 +199,28 @@ impl Meters {
 
     /// The busiest files so far, the one with the most requests first.
     pub fn busiest(&self) -> Vec<BusyFile> {
+        let mut files = self.files(|place| place.requests);
+        files.sort_by_key(|file| (std::cmp::Reverse(file.requests), file.inode));
+        files.truncate(NAMED);
+        files
+    }
+
+    /// All files in the sample, with what each did since it last came in.
+    pub fn sampled(&self) -> Vec<BusyFile> {
+        self.files(|place| place.requests - place.taken_over)
+    }
+
+    fn files(&self, requests: impl Fn(&Place) -> u64) -> Vec<BusyFile> {
         let mut files: BTreeMap<u64, BusyFile> = BTreeMap::new();
         for places in &self.places {
             for place in places.0.lock().iter() {
                 let file =
                     files.entry(place.node).or_insert(BusyFile { inode: place.node, requests: 0, bytes: 0 });
-                file.requests += place.requests;
+                file.requests += requests(place);
                 file.bytes += place.bytes;
             }
         }
-        let mut files: Vec<BusyFile> = files.into_values().collect();
-        files.sort_by_key(|file| (std::cmp::Reverse(file.requests), file.inode));
-        files.truncate(NAMED);
-        files
+        files.into_values().collect()
     }
 }
 
@@ -283,5 +296,19 @@ mod tests {
         let served = meters.read();
         assert_eq!((served[0].requests, served[0].bytes), (200_000, 200_000 * 4096));
         assert_eq!(served[0].times.count(), 200_000);
+    }
+
+    /// A file that had just come into the sample had the count of the one before it, which passed for what it
+    /// did since the last reading. A file that became busy after days did not show: only the ten with the
+    /// highest counts of all time did.
+    #[test]
+    fn a_newcomer_shows_with_its_own_requests() {
+        let meters = Meters::default();
+        let note = |node| meters.note(Work::Read, node, 4096, 5_000);
+        (0..640_000).for_each(|request| note(100 + request % 32));
+        (0..13_000).for_each(|_| note(7));
+        let own = meters.sampled().into_iter().find(|file| file.inode == 7).expect("it is in the sample");
+        assert_eq!((own.requests, own.bytes), (13_000, 13_000 * 4096));
+        assert!(meters.busiest().iter().all(|file| file.requests >= 20_000));
     }
 }

@@ -130,6 +130,8 @@ impl Scrub<'_> {
             }
             // Closed, or shut down.
             Err(_) if self.engine.store.failure().is_some() => {}
+            // The cache has newer bytes, which the device refuses. The old ones do not matter.
+            Err(_) if cannot_be_written(inode, at) => {}
             Err(error) => self.tell_unreadable(number, at, into.len() as u64, &error),
         }
     }
@@ -182,6 +184,12 @@ impl Scrub<'_> {
             }
         }
     }
+}
+
+/// Whether the block at this byte is dirty and cannot be written back.
+fn cannot_be_written(inode: &InodeRef, at: u64) -> bool {
+    let block = at / BLOCK_SIZE as u64;
+    inode.mapping.get().is_some_and(|mapping| mapping.write_back(block, block + 1).is_err())
 }
 
 /// What stands for a path that is not known.

@@ -8,25 +8,34 @@
 //! Neighbours: [`super::transaction`] reserves, [`super::checkpoint`] writes.
 
 use super::Store;
-use super::transaction::Cost;
-use quire_base::Result;
+use super::transaction::{Cost, Transaction};
+use quire_base::{Error, ErrorKind, Result};
 use quire_tree::heal::Placed;
 
 impl Store {
-    /// Writes the nodes anew that were found damaged. What fails is tried again with the next call.
-    pub(crate) fn heal(&self) -> Result<()> {
+    /// Writes the nodes anew that were found damaged; gives an error for each that cannot be read any more.
+    /// Its next load finds such a node again. Whatever else fails is tried again with the next call.
+    pub(crate) fn heal(&self) -> Result<Vec<Error>> {
         let damaged = self.tree.take_damaged();
+        let (mut healed, mut lost) = (0_u64, Vec::new());
         if damaged.is_empty() || self.read_only {
-            return Ok(());
+            return Ok(lost);
         }
-        let mut healed = 0_u64;
         for (done, node) in damaged.iter().enumerate() {
-            match self.rewrite(node) {
-                Ok(rewritten) => {
+            let transaction = self.begin(Cost::new(1, 0).critical());
+            match transaction.map(|transaction| self.rewrite_in(&transaction, node)) {
+                Ok(Ok(rewritten)) => {
                     self.tree.count_healed(rewritten.into());
                     healed += u64::from(rewritten);
                 }
-                Err(error) => {
+                Ok(Err(error))
+                    if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io)
+                        && self.failure().is_none() =>
+                {
+                    tracing::error!(%error, "a node of which one copy was bad cannot be read any more");
+                    lost.push(error);
+                }
+                Ok(Err(error)) | Err(error) => {
                     self.tree.put_back_damaged(damaged[done..].iter().copied());
                     return Err(error);
                 }
@@ -36,13 +45,17 @@ impl Store {
             self.checkpoint_now()?;
             tracing::info!(nodes = healed, "metadata of which one copy was bad has been written anew");
         }
-        Ok(())
+        Ok(lost)
     }
 
     /// Has the next checkpoint write a node to another place; false if the tree does not name it there any
     /// more.
     pub(crate) fn rewrite(&self, node: &Placed) -> Result<bool> {
-        let transaction = self.begin(Cost::new(1, 0).critical())?;
+        self.rewrite_in(&self.begin(Cost::new(1, 0).critical())?, node)
+    }
+
+    /// The same, with a reservation for it. Errors: of reading the node; of a volume that takes no changes.
+    fn rewrite_in(&self, transaction: &Transaction<'_>, node: &Placed) -> Result<bool> {
         loop {
             self.tree.prepare_rewrite(transaction.ticket(), node)?;
             self.check_writable()?;

@@ -1,9 +1,9 @@
 //! Insert and collapse where there is no room for what they do to the tree.
 
-use crate::common::{BLOCK, file, log_insertion, options};
+use crate::common::{BLOCK, copy_of, file, log_insertion, options};
 use quire::inodes::{FallocateMode, InodeRef, IoFlags};
 use quire::internals::repair::Session;
-use quire::{ErrorKind, FormatOptions, Volume, take_snapshot_backend};
+use quire::{ErrorKind, FormatOptions, ReceiveOptions, SendOptions, Volume, take_snapshot_backend};
 use quire_device::MemoryBackend;
 use quire_format::key::Key;
 use quire_format::region::{REGION_BLOCKS, RegionMap};
@@ -140,19 +140,21 @@ fn what_cannot_be_finished_keeps_nobody_out() {
     // As an earlier version leaves it, which kept no room back for snapshots. What the pool has left does for
     // some.
     let mut moved = 0;
-    loop {
+    let sender = loop {
         take_snapshot_backend(device.clone(), &moved.to_string()).unwrap();
+        let copy = copy_of(&device);
         let space = replace_space(&device, &Space { maps: vec![full_map(); REGIONS as usize], free: 0 });
         log_insertion(&device, number);
         let volume = options().open_backend(device.clone()).unwrap();
         let is_unfinished = volume.open_file("fragmented").is_err();
         volume.close().unwrap();
         if is_unfinished {
-            break;
+            break copy;
         }
         moved += 1;
         replace_space(&device, &space);
-    }
+    };
+    forced_receive_takes(&sender, &copy_of(&device), &moved.to_string());
 
     let unfinished = |volume: &Volume| {
         let error = volume.open_file("fragmented").unwrap_err();
@@ -183,4 +185,26 @@ fn what_cannot_be_finished_keeps_nobody_out() {
         check(&volume, moved + 1);
         volume.close().unwrap();
     }
+}
+
+/// Such an operation made `receive --force` fail with the advice for a sender, that its snapshot has half an
+/// operation in it. It is a change of the target, which `--force` gives up like any other.
+fn forced_receive_takes(sender: &Arc<MemoryBackend>, target: &Arc<MemoryBackend>, from: &str) {
+    let volume = options().open_backend(sender.clone()).unwrap();
+    volume.write("other", [2; 100]).unwrap();
+    volume.close().unwrap();
+    take_snapshot_backend(sender.clone(), "later").unwrap();
+    let volume = options().read_only(true).open_backend(sender.clone()).unwrap();
+    let mut stream = Vec::new();
+    SendOptions::new().from(from).send(&volume, "later", &mut stream, &mut |_| ()).unwrap();
+    let receive = |force| {
+        let options = ReceiveOptions::new().force(force);
+        options.receive_backend(target.clone(), &mut &stream[..], &mut |_| ())
+    };
+    let error = receive(false).unwrap_err();
+    assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("--force"), "{error}");
+    receive(true).unwrap();
+    let volume = options().read_only(true).open_backend(target.clone()).unwrap();
+    assert_eq!(volume.read("other").unwrap(), [2; 100]);
+    check(&volume, from.parse().unwrap());
 }

@@ -7,6 +7,7 @@ use quire_device::simulated::{Fault, FaultOp};
 use quire_format::superblock::SLOT_BLOCKS;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 
 fn data() -> ScrubOptions {
     ScrubOptions::new().data(true)
@@ -113,6 +114,35 @@ fn a_file_whose_extents_cannot_be_read_is_told() {
     volume.close().unwrap();
 }
 
+/// A scrub wrote dirty blocks of a file before it read them. Where the device refused that, it called the
+/// blocks unreadable, and the volume remembered damage that it did not have.
+#[test]
+fn what_cannot_be_written_is_not_unreadable() {
+    let (device, volume) = new_volume(16384);
+    for (name, byte) in [("dirty", 1), ("damaged", 2)] {
+        volume.write(name, [byte; 40_960]).unwrap();
+    }
+    volume.sync().unwrap();
+    let dirty = quire::OpenOptions::new().write(true).open(&volume, "dirty").unwrap();
+    dirty.write_all_at(&[3; 40_960], 0).unwrap();
+    device.inject(Fault::on(FaultOp::Write).class(IoClass::Data).times(u64::MAX));
+    let report = volume.scrub(&data(), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert!(report.is_good(), "{report:?}");
+    assert_eq!(report.data_bytes, 40_960);
+    // Clean blocks in the cache do not hide what the device cannot read.
+    assert_eq!(volume.read("damaged").unwrap(), [2; 40_960]);
+    device.inject(Fault::on(FaultOp::Read).class(IoClass::Data).times(u64::MAX));
+    let report = volume.scrub(&data(), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(report.unreadable.len(), 1, "{report:?}");
+    assert_eq!(report.unreadable[0].path, Path::new("/damaged"));
+    device.clear_faults();
+    let report = volume.scrub(&data(), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert!(report.is_good() && report.data_bytes == 2 * 40_960, "{report:?}");
+    assert_eq!(volume.read("dirty").unwrap(), [3; 40_960]);
+    drop(dirty);
+    volume.close().unwrap();
+}
+
 /// A scrub that could overwrite neither a bad copy of a snapshot's metadata nor an unreadable block of the
 /// journal shut the volume down, though another copy served, and the block was in no use.
 #[test]
@@ -146,4 +176,50 @@ fn a_repair_that_the_device_refuses_ends_nothing() {
     volume.sync().unwrap();
     device.clear_faults();
     volume.close().unwrap();
+}
+
+/// Nodes with a bad copy waited to be written anew behind one that could not be read at all any more: none of
+/// them ever was, and each scrub ended with an error.
+#[test]
+fn a_node_that_is_lost_keeps_no_other_from_healing() {
+    use quire::AlignedBuf;
+    use quire::backend::{Backend, BlockNo};
+    use quire::internals::inspect::Image;
+    use quire_device::SimulatedBackend;
+    let (device, volume) = new_volume(16384);
+    volume.create_dir("many").unwrap();
+    (0..800).for_each(|n| volume.write(format!("many/a-file-with-a-longer-name-{n:04}"), "").unwrap());
+    volume.close().unwrap();
+    let mut leaves: Vec<Vec<BlockNo>> = Vec::new();
+    Image::load(device.clone())
+        .unwrap()
+        .tree
+        .walk(&mut |at, _| {
+            leaves.extend((at.level == 0).then(|| at.place().copies().collect()));
+            Ok(())
+        })
+        .unwrap();
+    let (first, second) = (&leaves[leaves.len() / 2], &leaves[leaves.len() / 2 + 1]);
+    for copies in [first, second] {
+        device.write(IoClass::Metadata, copies[0], &AlignedBuf::blocks(1)).unwrap();
+    }
+    let image = device.visible();
+    // The other copy of the first is gone, too, once it has been read so often.
+    let mut lost_late = 0;
+    for reads in 0..5 {
+        let device = Arc::new(SimulatedBackend::from_image(image.clone()));
+        let other = first[1].0;
+        device.inject(Fault::on(FaultOp::Read).region(other..other + 1).after(reads).times(u64::MAX));
+        let volume = options().open_backend(device.clone()).unwrap();
+        let report = volume.scrub(&ScrubOptions::new(), &mut |_| ControlFlow::Continue(())).unwrap();
+        let lost = report.lost.len() as u64;
+        assert_eq!(report.healed, 2 - lost, "{report:?}");
+        lost_late += report.damaged - report.healed;
+        device.clear_faults();
+        // It is found again.
+        let report = volume.scrub(&ScrubOptions::new(), &mut |_| ControlFlow::Continue(())).unwrap();
+        assert_eq!((report.damaged, report.healed, report.is_good()), (lost, lost, true), "{report:?}");
+        volume.close().unwrap();
+    }
+    assert!(lost_late > 0);
 }

@@ -2,12 +2,13 @@
 //! leaves the target as it was. What crashes leave is in `crates/sim/tests/mistakes/streams.rs`.
 
 use crate::common::{BLOCK, copy_of};
-use quire::backend::{Backend, BlockNo, Io, IoClass, MemoryBackend};
+use quire::backend::{Backend, BlockNo, Io, IoClass, IoOp, MemoryBackend};
 use quire::inodes::Create;
 use quire::internals::inspect::Image;
+use quire::internals::snapshots::table;
 use quire::{
-    AlignedBuf, ErrorKind, FileType, FormatOptions, OpenOptions, Properties, ReceiveOptions, RenameFlags,
-    ResizeOptions, Result, SendOptions, Volume, VolumeOptions, roll_back_backend,
+    AlignedBuf, Error, ErrorKind, FileType, FormatOptions, OpenOptions, Properties, ReceiveOptions,
+    RenameFlags, ResizeOptions, Result, SendOptions, Volume, VolumeOptions, roll_back_backend,
     take_snapshot_backend as take_snapshot,
 };
 use quire_format::extent::Extent;
@@ -18,6 +19,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -436,6 +438,90 @@ impl Backend for ReadOnly {
     }
     fn submit(&self, class: IoClass, ios: Vec<Io>) {
         self.0.submit(class, ios);
+    }
+}
+
+/// A receive into an empty volume broke, and a kill interrupted the giving up while it deleted the base.
+/// Every later stream was refused: the volume was "not empty", although it showed neither files nor
+/// snapshots.
+#[test]
+fn a_base_that_is_half_deleted_is_in_nobodys_way() {
+    let source = Arc::new(MemoryBackend::new(16 * MIB / BLOCK as u64));
+    FormatOptions::new().journal_bytes(MIB).format_backend(source.clone()).unwrap();
+    let target = copy_of(&source);
+    let volume = open(&source);
+    volume.write("file", bytes(1, 9)).unwrap();
+    volume.close().unwrap();
+    take_snapshot(source.clone(), "a").unwrap();
+    let stream = send(&source, None, "a").unwrap();
+    receive(&target, &stream[..stream.len() - 1]).unwrap_err();
+
+    let mut half_deleted = 0;
+    for writes in 0.. {
+        let copy = copy_of(&target);
+        let dying = Arc::new(Dying { inner: copy.clone(), writes_left: AtomicU64::new(writes) });
+        let is_over = ReceiveOptions::abort_backend(dying).is_ok();
+        let all = table(&Image::load(copy.clone()).unwrap().tree).unwrap();
+        half_deleted += usize::from(all.iter().any(|(_, snapshot)| snapshot.deleting.is_some()));
+        if ReceiveOptions::unfinished_backend(copy.clone()).unwrap().is_some() {
+            assert!(ReceiveOptions::abort_backend(copy.clone()).unwrap());
+        }
+        receive(&copy, &stream).unwrap_or_else(|error| panic!("after {writes} writes: {error}"));
+        assert_eq!(names(&copy), ["a"]);
+        assert_eq!(seen(&copy)["/file"], bytes(1, 9));
+        if is_over {
+            break;
+        }
+    }
+    assert!(half_deleted > 0);
+}
+
+/// A device whose program is killed after so many writes.
+struct Dying {
+    inner: Backing,
+    writes_left: AtomicU64,
+}
+
+impl Dying {
+    fn outcome_of_a_write(&self) -> Result<()> {
+        let less = |left: u64| left.checked_sub(1);
+        match self.writes_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Error::new(ErrorKind::Io, "killed")),
+        }
+    }
+}
+
+impl Backend for Dying {
+    fn blocks(&self) -> u64 {
+        self.inner.blocks()
+    }
+    fn name(&self) -> String {
+        "dying".into()
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
+        self.inner.read(class, at, buf)
+    }
+    fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
+        self.outcome_of_a_write()?;
+        self.inner.write(class, at, buf)
+    }
+    fn flush(&self) -> Result<()> {
+        self.inner.flush()
+    }
+    fn discard(&self, at: BlockNo, count: u64) -> Result<()> {
+        self.inner.discard(at, count)
+    }
+    fn submit(&self, class: IoClass, ios: Vec<Io>) {
+        for io in ios {
+            match if io.op == IoOp::Write { self.outcome_of_a_write() } else { Ok(()) } {
+                Ok(()) => self.inner.submit(class, vec![io]),
+                Err(error) => (io.done)(Err(error)),
+            }
+        }
     }
 }
 

@@ -11,6 +11,9 @@ use quire_base::size;
 /// Kinds of work, in the order shown.
 const WORKS: [&str; 4] = ["read", "write", "sync", "other"];
 
+/// Busy files, at most.
+const FILES: usize = 10;
+
 /// One kind of work.
 pub struct Work {
     pub name: &'static str,
@@ -98,6 +101,7 @@ impl View {
             .filter(|file| file.requests_per_second > 0.0)
             .collect();
         files.sort_by(|a, b| b.requests_per_second.total_cmp(&a.requests_per_second));
+        files.truncate(FILES);
         const BLOCK: f64 = 4096.0;
         View {
             works: works.into(),
@@ -300,5 +304,18 @@ mod tests {
             text.contains("cache_dirty_bytes 8 KiB") && text.contains("90.0 %") && text.contains("inode 5"),
             "{text}"
         );
+    }
+
+    /// The busiest files were the ten with the highest counts since the server started, whatever the others
+    /// did in the time between.
+    #[test]
+    fn the_busiest_files_are_those_of_the_time_between() {
+        let reading = |growth: u64| {
+            let line = |n| format!("quire_busy_file_requests{{inode=\"{n}\"}} {}\n", 1000 * n + growth / n);
+            Reading::parse(&(1..=30).map(line).collect::<String>())
+        };
+        let view = View::new(&reading(0), &reading(3000), 1.0);
+        assert_eq!(view.files.iter().map(|file| file.inode).collect::<Vec<_>>(), Vec::from_iter(1..=10));
+        assert_eq!(view.files[9].requests_per_second, 300.0);
     }
 }
