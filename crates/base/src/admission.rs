@@ -41,7 +41,10 @@ pub struct Admission {
     /// Changes under `waiting`.
     state: AtomicU8,
     waiting: Mutex<()>,
+    /// Operations that are kept back wait for a change of the state.
     changed: Condvar,
+    /// Who changes the state waits for operations to end. Apart, so that an end wakes none of the others.
+    ended: Condvar,
 }
 
 /// Between what a thread says and what it looks at. Sequentially consistent accesses need it under loom only,
@@ -118,6 +121,7 @@ impl Admission {
         if self.state.load(Ordering::SeqCst) == HELD {
             self.state.store(OPEN, Ordering::SeqCst);
             self.changed.notify_all();
+            self.ended.notify_all();
         }
     }
 
@@ -135,10 +139,11 @@ impl Admission {
         self.state.store(to, Ordering::SeqCst);
         settle();
         self.changed.notify_all();
+        self.ended.notify_all();
         for shard in &self.shards {
             // Another thread may release, or refuse, meanwhile.
             while self.state.load(Ordering::SeqCst) == to && shard.0.load(Ordering::SeqCst) > 0 {
-                self.changed.wait(&mut waiting);
+                self.ended.wait(&mut waiting);
             }
         }
         self.state.load(Ordering::SeqCst) == to
@@ -189,7 +194,7 @@ impl Drop for Admitted<'_> {
         settle();
         if self.admission.state.load(Ordering::SeqCst) != OPEN {
             drop(self.admission.waiting.lock());
-            self.admission.changed.notify_all();
+            self.admission.ended.notify_all();
         }
     }
 }

@@ -28,7 +28,7 @@
 
 use quire_base::shard;
 use quire_base::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use quire_base::sync::{Condvar, Mutex};
+use quire_base::sync::{Arc, Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::OnceLock;
 
@@ -75,10 +75,18 @@ struct Line(AtomicU64);
 #[derive(Default)]
 struct Queue {
     /// Waiting entries in the order of their arrival.
-    waiting: VecDeque<(u64, GateState)>,
+    waiting: VecDeque<Waiting>,
     next_ticket: u64,
     /// Every ticket below it has been granted.
     granted_below: u64,
+}
+
+/// An entry that waits.
+struct Waiting {
+    ticket: u64,
+    state: GateState,
+    /// Its own: a hand-over wakes those that it lets in, and nobody else.
+    granted: Arc<Condvar>,
 }
 
 /// See the module's documentation.
@@ -90,7 +98,6 @@ pub struct Gate {
     /// Made when the gate is first sharded.
     shards: OnceLock<Box<[Line; SHARDS]>>,
     queue: Mutex<Queue>,
-    granted: Condvar,
 }
 
 /// The right to do one kind of I/O until dropped.
@@ -126,7 +133,6 @@ impl Gate {
             disturbed: AtomicU32::new(0),
             shards: OnceLock::new(),
             queue: Mutex::new(Queue::default()),
-            granted: Condvar::new(),
         }
     }
 
@@ -269,13 +275,14 @@ impl Gate {
         let mut queue = self.queue.lock();
         let ticket = queue.next_ticket;
         queue.next_ticket += 1;
-        queue.waiting.push_back((ticket, state));
+        let granted = Arc::new(Condvar::new());
+        queue.waiting.push_back(Waiting { ticket, state, granted: granted.clone() });
         // From here on nobody enters past the queue, and the last to leave sees the bit.
         self.word.fetch_or(WAITERS, Ordering::AcqRel);
         fence(Ordering::SeqCst);
         self.hand_over(&mut queue);
         while queue.granted_below <= ticket {
-            self.granted.wait(&mut queue);
+            granted.wait(&mut queue);
         }
     }
 
@@ -286,21 +293,17 @@ impl Gate {
         if word & COUNT_MASK != 0 || (word & SHARDED != 0 && !self.shards_are_empty()) {
             return;
         }
-        let Some(&(_, state)) = queue.waiting.front() else {
+        let Some(state) = queue.waiting.front().map(|head| head.state) else {
             return;
         };
-        let mut holders = 0;
-        while let Some(&(ticket, next)) = queue.waiting.front() {
-            if next != state || (state == GateState::Exclusive && holders == 1) {
-                break;
-            }
-            queue.waiting.pop_front();
-            queue.granted_below = ticket + 1;
-            holders += 1;
+        let most = if state == GateState::Exclusive { 1 } else { usize::MAX };
+        let holders = queue.waiting.iter().take(most).take_while(|next| next.state == state).count();
+        let waiters = if queue.waiting.len() == holders { 0 } else { WAITERS };
+        self.word.store(state as u64 | (holders as u64 * ONE_HOLDER) | waiters, Ordering::Release);
+        for granted in queue.waiting.drain(..holders) {
+            queue.granted_below = granted.ticket + 1;
+            granted.granted.notify_one();
         }
-        let waiters = if queue.waiting.is_empty() { 0 } else { WAITERS };
-        self.word.store(state as u64 | (holders * ONE_HOLDER) | waiters, Ordering::Release);
-        self.granted.notify_all();
     }
 
     #[inline]

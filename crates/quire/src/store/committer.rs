@@ -73,10 +73,9 @@ impl Committer {
     /// commit that somebody has asked for at `early` or behind it.
     pub(crate) fn next(&self, next: Instant, early: Instant) -> Option<Due> {
         let mut wanted = self.wanted.lock();
-        let mut at = next;
+        let at = |wanted: &Wanted| if wanted.commit { next.min(early) } else { next };
         while !wanted.stop && !wanted.checkpoint && !wanted.homes {
-            at = if wanted.commit { next.min(early) } else { next };
-            let left: Duration = at.saturating_duration_since(Instant::now());
+            let left: Duration = at(&wanted).saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
             }
@@ -85,7 +84,7 @@ impl Committer {
         if wanted.stop {
             return None;
         }
-        let commit = Instant::now() >= at;
+        let commit = Instant::now() >= at(&wanted);
         wanted.commit &= !commit;
         Some(Due {
             checkpoint: std::mem::take(&mut wanted.checkpoint),
@@ -102,5 +101,25 @@ impl Committer {
             homes: std::mem::take(&mut wanted.homes),
             commit: false,
         }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    /// A commit that memory waited for was forgotten where a checkpoint was wanted at the same time: under a
+    /// load that always wants one, it came with the periodic commit only.
+    #[test]
+    fn a_commit_that_is_asked_for_comes_beside_a_checkpoint() {
+        let committer = Committer::default();
+        let now = Instant::now();
+        committer.want_commit();
+        committer.want_checkpoint();
+        let due = committer.next(now + Duration::from_secs(3600), now).unwrap();
+        assert!(due.checkpoint && due.commit);
+        committer.want_checkpoint();
+        let due = committer.next(now + Duration::from_secs(3600), now).unwrap();
+        assert!(due.checkpoint && !due.commit);
     }
 }
