@@ -111,6 +111,7 @@ impl Engine {
             check_new_name(to, to_name)?;
         }
         dirent::check_name(to_name)?;
+        self.help_reaper();
         let source = Name { directory: from, name: from_name, hash: self.store.name_hash(from_name) };
         let target = Name { directory: to, name: to_name, hash: self.store.name_hash(to_name) };
         if !flags.intersects(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE)

@@ -20,6 +20,7 @@ impl Engine {
         if create.kind != FileType::Regular {
             return Err(Error::invalid(format!("a {:?} without a name cannot be made", create.kind)));
         }
+        self.help_reaper();
         self.retry_without_space(|| {
             let _live = enter_live(directory)?;
             self.create_inode(self.new_inode(directory, create)?, None)
