@@ -207,6 +207,13 @@ impl Inodes {
         self.engine().remove_xattr(inode, name)
     }
 
+    /// Takes a program's capabilities away, for good, if it has any: what a write with
+    /// [`IoFlags::KEEP_PRIVILEGES`] leaves to the front end.
+    pub fn clear_capabilities(&self, inode: &InodeRef) -> Result<()> {
+        let _change = self.engine().begin_change()?;
+        self.engine().clear_capabilities(inode)
+    }
+
     /// Reads up to `out.len()` bytes at `offset`; fewer at the end of the file.
     #[inline]
     pub fn read_at(&self, inode: &InodeRef, out: &mut [u8], offset: u64, flags: IoFlags) -> Result<usize> {
