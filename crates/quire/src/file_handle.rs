@@ -357,7 +357,6 @@ impl File {
         if to.appends() {
             return Err(to.refused("writing at an offset"));
         }
-        to.inode.check_volume(self.inodes.engine())?;
         let count = self.inodes.copy_range(&self.inode, offset, &to.inode, to_offset, len)?;
         if count > 0 {
             to.sync_as_opened()?;
