@@ -125,6 +125,14 @@ impl Lease {
         true
     }
 
+    /// Wakes whoever awaits a recall: the lease is returned, and none will come. Calls are dropped.
+    fn end(&self) {
+        let calls = std::mem::take(&mut self.listeners.lock().calls);
+        // They are programs' code.
+        drop(calls);
+        self.tell();
+    }
+
     /// Tells whoever listens. The table is not locked.
     fn tell(&self) {
         let mut listeners = self.listeners.lock();
@@ -267,6 +275,7 @@ impl LeaseTable {
         if !gone.is_empty() {
             self.returned.notify_all();
         }
+        lease.end();
     }
 
     /// Whether there are leases of any of these blocks, or somebody asks for one.

@@ -10,8 +10,9 @@ use quire_base::{BlockNo, patience};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::CrashPolicy;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -413,6 +414,37 @@ fn a_volume_that_closes_revokes_at_once() {
     });
     futures::executor::block_on(recall);
     drop((file, lease, volume));
+}
+
+/// A lease that its holder returned told nobody: a task that awaited its recall slept for ever, also when the
+/// volume had been closed.
+#[test]
+fn a_returned_lease_ends_what_awaits_its_recall() {
+    let (_, volume) = volume(LONG);
+    let file = of_eight_blocks(&volume);
+    let lease = file.lease_layout(..).unwrap();
+    let is_called = Arc::new(AtomicBool::new(false));
+    let called = is_called.clone();
+    lease.on_recall(move || called.store(true, Ordering::Relaxed));
+    let mut recall = std::pin::pin!(lease.recalled());
+    let wakes = Arc::new(Wakes::default());
+    let waker = Waker::from(wakes.clone());
+    assert!(recall.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    drop(lease);
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 1, "the task sleeps for ever");
+    assert!(recall.poll(&mut Context::from_waker(&waker)).is_ready());
+    assert!(!is_called.load(Ordering::Relaxed), "nobody has recalled it");
+    assert_eq!(Arc::strong_count(&is_called), 1, "the call is kept");
+}
+
+/// Counts how often a task was woken.
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Wakes>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// A truncate that waited for a lease kept changes under way, so a freeze or a snapshot waited with it; the
