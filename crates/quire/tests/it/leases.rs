@@ -4,11 +4,12 @@ use crate::common::{BLOCK, clock};
 use quire::inodes::IoFlags;
 use quire::{
     AlignedBuf, Commit, ErrorKind, File, FormatOptions, LayoutExtent, LayoutLease, OpenOptions, Place,
-    Properties, Unit, Volume, VolumeOptions,
+    Properties, Recalled, Unit, Volume, VolumeOptions,
 };
 use quire_base::{BlockNo, patience};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::CrashPolicy;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -435,6 +436,34 @@ fn a_returned_lease_ends_what_awaits_its_recall() {
     assert!(recall.poll(&mut Context::from_waker(&waker)).is_ready());
     assert!(!is_called.load(Ordering::Relaxed), "nobody has recalled it");
     assert_eq!(Arc::strong_count(&is_called), 1, "the call is kept");
+}
+
+/// Each task that had polled the recall of a lease left a waker there, until the recall. A holder that waits
+/// for a recall or something else, again and again, used more and more memory, and each wait looked at all
+/// wakers.
+#[test]
+fn a_recall_that_nobody_awaits_keeps_no_waker() {
+    let (_, volume) = volume(LONG);
+    let lease = of_eight_blocks(&volume).lease_layout(..).unwrap();
+    let wakes = [(); 3].map(|()| Arc::new(Wakes::default()));
+    let kept = || wakes.each_ref().map(|wakes| Arc::strong_count(wakes) - 1);
+    let poll = |recall: &mut Recalled, of: usize| {
+        let waker = Waker::from(wakes[of].clone());
+        Pin::new(recall).poll(&mut Context::from_waker(&waker))
+    };
+    let (mut one, mut other) = (lease.recalled(), lease.recalled());
+    for _ in 0..2 {
+        assert!(poll(&mut one, 0).is_pending() && poll(&mut other, 1).is_pending());
+    }
+    assert_eq!(kept(), [1, 1, 0]);
+    assert!(poll(&mut one, 2).is_pending(), "another task has it now");
+    assert_eq!(kept(), [0, 1, 1]);
+    drop(other);
+    assert_eq!(kept(), [0, 0, 1]);
+    volume.clone().close().unwrap();
+    assert_eq!(wakes.each_ref().map(|wakes| wakes.0.load(Ordering::Relaxed)), [0, 0, 1]);
+    assert!(poll(&mut one, 0).is_ready());
+    assert_eq!(kept(), [0; 3]);
 }
 
 /// Counts how often a task was woken.
