@@ -2,7 +2,8 @@
 //!
 //! Protocol: everything but the size changes in one transaction under the inode's `meta`; a mode takes the
 //! access list with it ([`crate::acl`]). A size is a truncate of its own, before the rest, so that times
-//! which are set with it are those asked for.
+//! which are set with it are those asked for. A new owner or group ends a program's capabilities, as a write
+//! does ([`crate::xattr`]): they go before it.
 //!
 //! Neighbours: `file::truncate`, [`crate::namespace::records`]. The front end decides who may change
 //! what.
@@ -167,6 +168,9 @@ impl Engine {
         }
         if set.changes_record() {
             let _change = self.begin_change()?;
+            if (set.uid.is_some() || set.gid.is_some()) && inode.kind() != FileType::Directory {
+                self.clear_capabilities(inode)?;
+            }
             let handed_down = set.mode.is_some() || set.gid.is_some();
             self.retry_without_space(|| {
                 let _alone = if handed_down { hold_creates(inode)? } else { None };

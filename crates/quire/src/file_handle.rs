@@ -143,10 +143,17 @@ impl File {
             return self.read_at(one, offset);
         }
         let wanted = total(bufs.iter().map(|buffer| buffer.len()))?;
-        // Buffers may be larger than the file, and than memory.
-        let there = self.inode.size().saturating_sub(offset).next_multiple_of(BLOCK_SIZE as u64);
-        let mut whole = AlignedBuf::try_zeroed(wanted.min(usize::try_from(there).unwrap_or(usize::MAX)))?;
-        let count = self.read_at(&mut whole, offset)?;
+        let (whole, count) = loop {
+            // Buffers may be larger than the file, and than memory. One byte more than the file has: a read
+            // that fills this has met a write that made the file longer, and may have only a part of it.
+            let there = (self.inode.size().saturating_sub(offset) + 1).next_multiple_of(BLOCK_SIZE as u64);
+            let most = wanted.min(usize::try_from(there).unwrap_or(usize::MAX));
+            let mut whole = AlignedBuf::try_zeroed(most)?;
+            let count = self.read_at(&mut whole, offset)?;
+            if count < most || most == wanted {
+                break (whole, count);
+            }
+        };
         let mut rest = &whole[..count];
         for buffer in bufs {
             let (now, later) = rest.split_at(rest.len().min(buffer.len()));
@@ -350,7 +357,6 @@ impl File {
         if to.appends() {
             return Err(to.refused("writing at an offset"));
         }
-        to.inode.check_volume(self.inodes.engine())?;
         let count = self.inodes.copy_range(&self.inode, offset, &to.inode, to_offset, len)?;
         if count > 0 {
             to.sync_as_opened()?;

@@ -151,6 +151,8 @@ pub struct Inode {
     pub(crate) mode: AtomicU32,
     /// Whether the record tells of extended attributes, the same way.
     has_xattrs: AtomicBool,
+    /// A look at them has found no capabilities, and none were set since. Changes under `meta`.
+    lacks_capabilities: AtomicBool,
     /// Blocks of an untorn unit, 0 if there is none. Of a file it changes with the gate held exclusively.
     unit_blocks: AtomicU32,
     /// The record's property `cache=drop`, without the lock; and whether there are leases.
@@ -259,6 +261,7 @@ impl Inode {
             placement_hint: Mutex::new((0, 0)),
             mode: AtomicU32::new(record.mode),
             has_xattrs: AtomicBool::new(record.xattr_bytes != 0),
+            lacks_capabilities: AtomicBool::new(false),
             unit_blocks: AtomicU32::new(blocks_of(properties.untorn)),
             marks,
             meta: Mutex::new(Meta {
@@ -428,6 +431,11 @@ impl Inode {
         }
     }
 
+    /// Keeps what a holder of `meta` has found, or is about to set.
+    pub(crate) fn note_capabilities(&self, there: bool) {
+        self.lacks_capabilities.store(!there, Ordering::Release);
+    }
+
     /// All of its data that has been written so far, for a record to depend on.
     pub(crate) fn written(&self) -> Depends {
         Depends::Written(self.data_mark.load(Ordering::Acquire))
@@ -511,6 +519,11 @@ impl InodeRef {
     /// Whether it has extended attributes, without a lock.
     pub fn has_xattrs(&self) -> bool {
         self.0.has_xattrs.load(Ordering::Acquire)
+    }
+
+    /// Whether there may be capabilities among them, without a lock. False once somebody has looked in vain.
+    pub fn may_have_capabilities(&self) -> bool {
+        self.has_xattrs() && !self.0.lacks_capabilities.load(Ordering::Acquire)
     }
 
     /// End of file in bytes. A change of it that is under way counts as a whole or not at all.

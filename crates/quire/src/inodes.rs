@@ -54,6 +54,9 @@ pub use quire_base::InodeNo;
 
 /// The inodes of an open volume; from [`Volume::inodes`](crate::Volume::inodes).
 ///
+/// An inode of another volume, be that a snapshot of this one, is refused with the kind `CrossDevice`. Only
+/// reads through the cache, and what shows attributes, do not look.
+///
 /// Every function may be called from any thread at any time. A clone keeps the volume open, as a clone of the
 /// [`Volume`](crate::Volume) does.
 #[derive(Clone)]
@@ -64,6 +67,12 @@ pub struct Inodes {
 impl Inodes {
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.volume.engine
+    }
+
+    /// The engine for an operation on an inode. Errors: `CrossDevice` if that is on another volume.
+    fn engine_of(&self, inode: &InodeRef) -> Result<&Arc<Engine>> {
+        inode.check_volume(self.engine())?;
+        Ok(self.engine())
     }
 
     /// A group of writes that become visible at once, and durable as a whole or not at all.
@@ -94,17 +103,17 @@ impl Inodes {
 
     /// The inode that a name of a directory names; `.` and `..` too.
     pub fn lookup(&self, directory: &InodeRef, name: &[u8]) -> Result<InodeRef> {
-        self.engine().lookup(directory, name)
+        self.engine_of(directory)?.lookup(directory, name)
     }
 
     /// As [`Inodes::lookup`], but `None` if the directory has no such name.
     pub(crate) fn find(&self, directory: &InodeRef, name: &[u8]) -> Result<Option<InodeRef>> {
-        self.engine().find(directory, name)
+        self.engine_of(directory)?.find(directory, name)
     }
 
     /// Creates a file, directory, fifo, socket or device; an error of kind `Exists` if the name is taken.
     pub fn create(&self, directory: &InodeRef, name: &[u8], create: &Create) -> Result<InodeRef> {
-        self.engine().create(directory, name, create)
+        self.engine_of(directory)?.create(directory, name, create)
     }
 
     /// Creates a symbolic link to `target`, 1 to 4095 bytes.
@@ -115,32 +124,33 @@ impl Inodes {
         target: &[u8],
         caller: Caller,
     ) -> Result<InodeRef> {
-        self.engine().symlink(directory, name, target, caller)
+        self.engine_of(directory)?.symlink(directory, name, target, caller)
     }
 
     /// The target of a symbolic link.
     pub fn read_link(&self, inode: &InodeRef) -> Result<Vec<u8>> {
-        self.engine().readlink(inode)
+        self.engine_of(inode)?.readlink(inode)
     }
 
     /// Creates a file without a name (O_TMPFILE): freed with its last reference, unless linked before.
     pub fn tmpfile(&self, directory: &InodeRef, create: &Create) -> Result<InodeRef> {
-        self.engine().tmpfile(directory, create)
+        self.engine_of(directory)?.tmpfile(directory, create)
     }
 
     /// Gives an inode another name.
     pub fn hard_link(&self, inode: &InodeRef, directory: &InodeRef, name: &[u8]) -> Result<()> {
-        self.engine().link(inode, directory, name)
+        directory.check_volume(self.engine())?;
+        self.engine_of(inode)?.link(inode, directory, name)
     }
 
     /// Removes a name of anything but a directory.
     pub fn remove_file(&self, directory: &InodeRef, name: &[u8]) -> Result<()> {
-        self.engine().unlink(directory, name)
+        self.engine_of(directory)?.unlink(directory, name)
     }
 
     /// Removes an empty directory.
     pub fn remove_dir(&self, directory: &InodeRef, name: &[u8]) -> Result<()> {
-        self.engine().rmdir(directory, name)
+        self.engine_of(directory)?.rmdir(directory, name)
     }
 
     /// Renames, atomically.
@@ -152,7 +162,8 @@ impl Inodes {
         to_name: &[u8],
         flags: RenameFlags,
     ) -> Result<()> {
-        self.engine().rename(from, name, to, to_name, flags)
+        to.check_volume(self.engine())?;
+        self.engine_of(from)?.rename(from, name, to, to_name, flags)
     }
 
     /// Lists a directory from behind the cookie `after` (0: from the start), `.` and `..` first, until
@@ -163,7 +174,7 @@ impl Inodes {
         after: u64,
         visit: &mut dyn FnMut(DirectoryEntry<'_>) -> bool,
     ) -> Result<()> {
-        self.engine().read_directory(directory, after, visit)
+        self.engine_of(directory)?.read_directory(directory, after, visit)
     }
 
     /// What stat shows.
@@ -179,37 +190,47 @@ impl Inodes {
     /// Gives a file or directory other properties. Everything that was written to a file whose `untorn`
     /// changes is durable when this returns, and so is the change.
     pub fn set_properties(&self, inode: &InodeRef, properties: Properties) -> Result<()> {
-        self.engine().change_properties(inode, properties)
+        self.engine_of(inode)?.change_properties(inode, properties)
     }
 
     /// Changes mode, owner, times, size.
     pub fn set_attributes(&self, inode: &InodeRef, set: &SetAttributes) -> Result<Metadata> {
-        self.engine().set_attributes(inode, set)
+        self.engine_of(inode)?.set_attributes(inode, set)
     }
 
     /// An extended attribute's value; an error of kind `NoAttribute` if there is none.
     pub fn get_xattr(&self, inode: &InodeRef, name: &[u8]) -> Result<Vec<u8>> {
-        self.engine().get_xattr(inode, name)
+        self.engine_of(inode)?.get_xattr(inode, name)
     }
 
     /// Sets an extended attribute, at most 64 KiB.
     pub fn set_xattr(&self, inode: &InodeRef, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
-        self.engine().set_xattr(inode, name, value, flags)
+        self.engine_of(inode)?.set_xattr(inode, name, value, flags)
     }
 
     /// The names of an inode's extended attributes.
     pub fn list_xattrs(&self, inode: &InodeRef) -> Result<Vec<Vec<u8>>> {
-        self.engine().list_xattr(inode)
+        self.engine_of(inode)?.list_xattr(inode)
     }
 
     /// Removes an extended attribute.
     pub fn remove_xattr(&self, inode: &InodeRef, name: &[u8]) -> Result<()> {
-        self.engine().remove_xattr(inode, name)
+        self.engine_of(inode)?.remove_xattr(inode, name)
+    }
+
+    /// Takes a program's capabilities away, for good, if it has any: what a write with
+    /// [`IoFlags::KEEP_PRIVILEGES`] leaves to the front end.
+    pub fn clear_capabilities(&self, inode: &InodeRef) -> Result<()> {
+        let _change = self.engine().begin_change()?;
+        self.engine_of(inode)?.clear_capabilities(inode)
     }
 
     /// Reads up to `out.len()` bytes at `offset`; fewer at the end of the file.
     #[inline]
     pub fn read_at(&self, inode: &InodeRef, out: &mut [u8], offset: u64, flags: IoFlags) -> Result<usize> {
+        if flags.contains(IoFlags::DIRECT) {
+            inode.check_volume(self.engine())?;
+        }
         self.engine().read(inode, offset, out, flags)
     }
 
@@ -230,7 +251,7 @@ impl Inodes {
     /// midway in a write larger than a batch.
     #[inline]
     pub fn write_at(&self, inode: &InodeRef, data: &[u8], offset: u64, flags: IoFlags) -> Result<usize> {
-        self.engine().write(inode, offset, data, flags).map(|(_, written)| written)
+        self.engine_of(inode)?.write(inode, offset, data, flags).map(|(_, written)| written)
     }
 
     /// As [`Inodes::write_at`] through the cache with [`IoFlags::KEEP_PRIVILEGES`], if it lies inside the
@@ -238,19 +259,22 @@ impl Inodes {
     /// has changed. Of `flags` it heeds [`IoFlags::KEEP_WRITE_TIMES`].
     #[inline]
     pub fn try_write_at(&self, inode: &InodeRef, data: &[u8], offset: u64, flags: IoFlags) -> bool {
-        self.engine().try_write(inode, offset, data, flags)
+        self.engine_of(inode).is_ok_and(|engine| engine.try_write(inode, offset, data, flags))
     }
 
     /// Appends; gives the offset that the data got, and the count.
     pub fn append(&self, inode: &InodeRef, data: &[u8], flags: IoFlags) -> Result<(u64, usize)> {
-        self.engine().write(inode, 0, data, flags | IoFlags::APPEND)
+        self.engine_of(inode)?.write(inode, 0, data, flags | IoFlags::APPEND)
     }
 
     /// Reads past the cache without holding the caller: `done` gets the buffer back, and how many bytes of
     /// the file it holds. A request that is not on block boundaries is done before this returns. `done` runs
     /// on a thread of the device, which it must not keep waiting, or on this one.
     pub fn read_direct_then(&self, inode: &InodeRef, buffer: AlignedBuf, offset: u64, done: BufferDone) {
-        self.engine().read_direct_async(inode, offset, buffer, done);
+        match self.engine_of(inode) {
+            Ok(engine) => engine.read_direct_async(inode, offset, buffer, done),
+            Err(error) => done(buffer, Err(error)),
+        }
     }
 
     /// As [`Inodes::read_direct_then`], if it can be sent off and that needs no waiting; else gives buffer
@@ -263,7 +287,10 @@ impl Inodes {
         offset: u64,
         done: BufferDone,
     ) -> Option<Unsent> {
-        self.engine().send_read(inode, offset, buffer, done, false)
+        match self.engine_of(inode) {
+            Ok(engine) => engine.send_read(inode, offset, buffer, done, false),
+            Err(_) => Some((buffer, done)),
+        }
     }
 
     /// Writes past the cache without holding the caller: `done` gets the buffer back, and how many bytes were
@@ -279,7 +306,10 @@ impl Inodes {
         flags: IoFlags,
         done: BufferDone,
     ) {
-        self.engine().write_direct_async(inode, offset, buffer, flags, done);
+        match self.engine_of(inode) {
+            Ok(engine) => engine.write_direct_async(inode, offset, buffer, flags, done),
+            Err(error) => done(buffer, Err(error)),
+        }
     }
 
     /// As [`Inodes::write_direct_then`], if it can be sent off and that needs no waiting; else gives buffer
@@ -293,27 +323,30 @@ impl Inodes {
         flags: IoFlags,
         done: BufferDone,
     ) -> Option<Unsent> {
-        self.engine().send_write(inode, offset, buffer, flags, done, false)
+        match self.engine_of(inode) {
+            Ok(engine) => engine.send_write(inode, offset, buffer, flags, done, false),
+            Err(_) => Some((buffer, done)),
+        }
     }
 
     /// Sets a file's size in bytes; what is gained reads as zeros.
     pub fn set_len(&self, inode: &InodeRef, size: u64) -> Result<()> {
-        self.engine().truncate(inode, size)
+        self.engine_of(inode)?.truncate(inode, size)
     }
 
     /// Changes the allocation of a range (fallocate).
     pub fn allocate(&self, inode: &InodeRef, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
-        self.engine().allocate(inode, mode, offset, len)
+        self.engine_of(inode)?.allocate(inode, mode, offset, len)
     }
 
     /// The first byte of data at or behind `offset`; an error of kind `NoData` if there is none.
     pub fn seek_data(&self, inode: &InodeRef, offset: u64) -> Result<u64> {
-        self.engine().seek_data(inode, offset)
+        self.engine_of(inode)?.seek_data(inode, offset)
     }
 
     /// The first byte of a hole at or behind `offset`.
     pub fn seek_hole(&self, inode: &InodeRef, offset: u64) -> Result<u64> {
-        self.engine().seek_hole(inode, offset)
+        self.engine_of(inode)?.seek_hole(inode, offset)
     }
 
     /// Copies up to `len` bytes between files or within one.
@@ -325,7 +358,8 @@ impl Inodes {
         to_offset: u64,
         len: u64,
     ) -> Result<u64> {
-        self.engine().copy_range(from, from_offset, to, to_offset, len)
+        to.check_volume(self.engine())?;
+        self.engine_of(from)?.copy_range(from, from_offset, to, to_offset, len)
     }
 
     /// As [`File::lease_layout`](crate::File::lease_layout), with at most so many extents.
@@ -335,19 +369,19 @@ impl Inodes {
         range: std::ops::Range<u64>,
         extents_max: usize,
     ) -> Result<LayoutLease> {
-        self.engine().lease_layout(inode, range, extents_max)
+        self.engine_of(inode)?.lease_layout(inode, range, extents_max)
     }
 
     /// Takes advice about bytes `[offset, offset + len)` of a file (posix_fadvise); a length of 0 means to
     /// its end.
     pub fn advise(&self, inode: &InodeRef, offset: u64, len: u64, advice: Advice) -> Result<()> {
-        self.engine().advise(inode, offset, len, advice)
+        self.engine_of(inode)?.advise(inode, offset, len, advice)
     }
 
     /// Makes a file's data and attributes durable, its name too; with `datasync` what reading the data back
     /// needs.
     pub fn fsync(&self, inode: &InodeRef, datasync: bool) -> Result<()> {
-        self.engine().fsync(inode, datasync)
+        self.engine_of(inode)?.fsync(inode, datasync)
     }
 
     /// Makes what the options name of a file durable, without holding the caller: `done` gets the outcome, on
@@ -375,7 +409,7 @@ impl Inodes {
     /// To be called when a descriptor is closed; `wrote` says that it was open for writing. Fails, with
     /// nothing done, only on a thread that may not wait (kind `WouldBlock`), where it would.
     pub fn closed(&self, inode: &InodeRef, wrote: bool) -> Result<()> {
-        self.engine().closed(inode, wrote)
+        self.engine_of(inode)?.closed(inode, wrote)
     }
 }
 

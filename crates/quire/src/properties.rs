@@ -110,7 +110,9 @@ impl Engine {
         let mut records = Records::lock(self, &[inode.arc()]);
         let before = Properties::of_flags(records.record(inode).flags)?;
         let after = update(before)?;
-        if let Some(unit) = after.untorn {
+        if let Some(unit) = after.untorn
+            && after.untorn != before.untorn
+        {
             self.check_unit(unit)?;
         }
         let is_file = inode.kind() == FileType::Regular;

@@ -5,8 +5,6 @@
 use crate::options::Reshape;
 use crate::options::VolumeOptions;
 use crate::volume::{Volume, VolumeInfo};
-#[cfg(not(any(loom, shuttle)))]
-use quire_base::Error;
 use quire_base::sync::Arc;
 use quire_base::{BLOCK_SIZE, Clock, Result};
 use quire_device::Backend;
@@ -82,23 +80,24 @@ impl ResizeOptions {
     /// in order is recovered first. After a crash it has its old size or the new one.
     ///
     /// Errors: `Busy` if it is mounted or open elsewhere; `Invalid` for what would make it smaller, or no
-    /// volume may have; `NoSpace` without room for the journal in one piece. Nothing has changed then.
+    /// volume may have; `NoSpace` without room for the journal in one piece. Nothing has changed then. An
+    /// error of the device leaves what a crash does, and an image file that was to grow may have its new
+    /// size: the same call again ends it.
     #[cfg(not(any(loom, shuttle)))]
     pub fn resize(&self, path: impl AsRef<Path>) -> Result<VolumeInfo> {
         use quire_device::{OpenMode, open_image};
         let path = path.as_ref();
-        let mut backend = open_image(path, OpenMode::ReadWrite)?;
+        let backend = open_image(path, OpenMode::ReadWrite)?;
         if let Some(Size::Bytes(bytes)) = self.size
             && bytes / BLOCK_SIZE as u64 > backend.blocks()
             && std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file())
         {
+            let blocks = bytes / BLOCK_SIZE as u64;
             // A refusal leaves the file as it is, too.
-            self.reshape(&*backend).check_with_room(backend.clone(), bytes / BLOCK_SIZE as u64)?;
-            let enlarging = |error| Error::os(format!("enlarging {}", path.display()), &error);
-            let file = std::fs::OpenOptions::new().write(true).open(path).map_err(enlarging)?;
-            file.set_len(bytes).map_err(enlarging)?;
-            drop(backend);
-            backend = open_image(path, OpenMode::ReadWrite)?;
+            self.reshape(&*backend).check_with_room(backend.clone(), blocks)?;
+            // The lock stays: a program that came in between would have the resize end here, and the file as
+            // large as it was to be.
+            backend.grow(blocks)?;
         }
         self.resize_backend(backend)
     }

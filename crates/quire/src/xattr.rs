@@ -32,7 +32,8 @@ use quire_format::key::{Key, KeyKind};
 use quire_format::xattr::{self as format, Head, PIECES_MAX};
 use std::ops::ControlFlow;
 
-/// Rights that a program has by its file. They end with a write of the file.
+/// Rights that a program has by its file. They end when the file is written or truncated, or gets another
+/// owner or group.
 pub const CAPABILITIES: &[u8] = b"security.capability";
 
 /// An attribute that need not exist.
@@ -287,6 +288,11 @@ impl Engine {
         // Not to have a list is what its removal asks for.
         let flags = if acl::is_acl_name(name) { XattrFlags::empty() } else { XattrFlags::REPLACE };
         let _change = self.begin_change()?;
+        self.take_xattr_away(inode, name, flags)
+    }
+
+    /// As [`Engine::remove_xattr`], for callers that have begun a change.
+    fn take_xattr_away(self: &Arc<Engine>, inode: &InodeRef, name: &[u8], flags: XattrFlags) -> Result<()> {
         if name == CAPABILITIES {
             patience::check("the capabilities to be gone for good")?;
         }
@@ -295,6 +301,18 @@ impl Engine {
             // Before whatever is written behind it, as `clear_privileges` does.
             Some(seq) if name == CAPABILITIES => self.store.force(seq),
             _ => Ok(()),
+        }
+    }
+
+    /// Takes a program's capabilities away, for good, if it has any. The caller has begun a change.
+    pub(crate) fn clear_capabilities(self: &Arc<Engine>, inode: &InodeRef) -> Result<()> {
+        if !inode.may_have_capabilities() {
+            return Ok(());
+        }
+        let note = |value: Option<&[u8]>| inode.note_capabilities(value.is_some());
+        match self.read_xattr(inode, CAPABILITIES, note)? {
+            Some(_) => self.take_xattr_away(inode, CAPABILITIES, XattrFlags::empty()),
+            None => Ok(()),
         }
     }
 
@@ -328,6 +346,9 @@ impl Engine {
                 return Ok(None);
             }
             change.edit(inode, &mut records, &search)?;
+            if change.name == CAPABILITIES && change.value.is_some() {
+                inode.note_capabilities(true);
+            }
             if change.value.is_some() || search.found.is_some() {
                 self.put_xattr(&mut transaction, inode.number(), change.name, &search, &pieces)?;
             }

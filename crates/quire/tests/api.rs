@@ -7,10 +7,11 @@ use quire::{
     AlignedBuf, Cursor, DirEntry, DirectIo, ErrorKind, File, FileTimes, FormatOptions, Metadata, Metrics,
     OpenOptions, ReadDir, RenameFlags, SyncOptions, Syncing, Volume, VolumeOptions,
 };
-use std::io::{self, ErrorKind as Io, IoSlice, Read, Seek, SeekFrom, Write};
+use std::io::{self, ErrorKind as Io, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -326,4 +327,32 @@ fn files_opened_to_append() {
     let source = volume.open_file("source").unwrap();
     assert_eq!(source.copy_range_to(0, &log, 0, 100).unwrap_err().kind(), ErrorKind::BadHandle);
     assert_eq!(volume.read("log").unwrap()[..100], [1; 100]);
+}
+
+/// A vectored read took a buffer for as much as the file had when the read began. A write that made the file
+/// longer at that moment was then seen in part: its first block and not its second.
+#[test]
+fn a_vectored_read_sees_a_write_that_grows_the_file_as_a_whole() {
+    const ROUNDS: u8 = 250;
+    let volume = volume();
+    let file = writable().open(&volume, "f").unwrap();
+    let writing = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..40 * u64::from(ROUNDS) {
+                let byte = (round % u64::from(ROUNDS)) as u8;
+                file.write_all_at(&[byte; 8192], 0).unwrap();
+                file.set_len(100).unwrap();
+            }
+            writing.store(false, Ordering::Relaxed);
+        });
+        while writing.load(Ordering::Relaxed) {
+            let (mut one, mut two) = ([0; 4096], [0; 4096]);
+            let mut buffers = [IoSliceMut::new(&mut one), IoSliceMut::new(&mut two)];
+            let count = file.read_vectored_at(&mut buffers, 0).unwrap();
+            assert!([0, 100, 8192].contains(&count), "{count} bytes are a part of a write");
+            let bytes = [one, two].concat();
+            assert!(bytes[..count].iter().all(|&byte| byte == bytes[0]), "two writes in one read");
+        }
+    });
 }

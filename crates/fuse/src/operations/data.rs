@@ -4,7 +4,7 @@
 //! open file and per-call flags are honoured.
 
 use quire::SyncOptions;
-use quire::inodes::{CAPABILITIES, FallocateMode, InodeRef, IoFlags, SetAttributes, without_privileges};
+use quire::inodes::{FallocateMode, InodeRef, IoFlags, SetAttributes, without_privileges};
 use quire_base::patience;
 use quire_base::sync::atomic::Ordering;
 use quire_base::{Error, ErrorKind, Result};
@@ -287,13 +287,7 @@ impl Operations {
             self.volume.inodes().set_attributes(inode, &clear)?;
         }
         if may_have_capabilities(inode, request) {
-            let inodes = self.volume.inodes();
-            let there = inodes.get_xattr(inode, CAPABILITIES);
-            match there.and_then(|_| inodes.remove_xattr(inode, CAPABILITIES)) {
-                // Another write at the same time may have taken them.
-                Err(error) if error.kind() != ErrorKind::NoAttribute => return Err(error),
-                _ => {}
-            }
+            self.volume.inodes().clear_capabilities(inode)?;
         }
         Ok(())
     }
@@ -449,5 +443,5 @@ fn has_set_id(inode: &InodeRef, request: &WriteRequest) -> bool {
 
 /// Whether a write, one that the kernel has not looked after itself, may have capabilities to take away.
 fn may_have_capabilities(inode: &InodeRef, request: &WriteRequest) -> bool {
-    !request.from_page_cache && inode.has_xattrs()
+    !request.from_page_cache && inode.may_have_capabilities()
 }

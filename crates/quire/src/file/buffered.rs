@@ -256,10 +256,11 @@ impl Engine {
         Ok(done)
     }
 
-    /// A write takes the setuid bit, and the setgid bit of an executable for its group, away: for good before
-    /// its data is anywhere. An overwrite in place waits for no record, and a crash must not leave the bits
-    /// to what it has written.
+    /// A write takes a program's capabilities, the setuid bit, and the setgid bit of an executable for its
+    /// group away: for good before its data is anywhere. An overwrite in place waits for no record, and a
+    /// crash must not leave them to what it has written.
     pub(crate) fn clear_privileges(self: &Arc<Engine>, inode: &InodeRef) -> Result<()> {
+        self.clear_capabilities(inode)?;
         let mode = inode.mode.load(Ordering::Acquire);
         if without_privileges(mode) == mode || inode.kind != FileType::Regular {
             return Ok(());

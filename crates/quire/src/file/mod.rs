@@ -63,7 +63,8 @@ bitflags::bitflags! {
         const DATASYNC = 4;
         /// At the end of the file, whatever the offset given (O_APPEND).
         const APPEND = 8;
-        /// The caller has seen to setuid and setgid bits itself, or may keep them (CAP_FSETID).
+        /// The caller has seen to capabilities, and to setuid and setgid bits, itself; or it may keep the
+        /// bits (CAP_FSETID).
         const KEEP_PRIVILEGES = 16;
         /// Through the cache, but not kept there: a write goes to the device at once, without being waited
         /// for, and its blocks leave when they are written; what a read brought leaves behind it

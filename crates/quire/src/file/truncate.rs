@@ -31,7 +31,7 @@ use quire_format::logged::{LoggedKind, LoggedOp};
 
 impl Engine {
     /// Sets a file's size in bytes. What lies beyond is gone; what is gained reads as zeros. Its set-id bits
-    /// go too.
+    /// and capabilities go too.
     pub(crate) fn truncate(self: &Arc<Engine>, inode: &InodeRef, size: u64) -> Result<()> {
         let moving = self.begin_moving()?;
         inode.check_regular()?;
@@ -45,6 +45,7 @@ impl Engine {
         let moving = self.begin_moving()?;
         inode.check_regular()?;
         range_end(size, 0)?;
+        self.clear_capabilities(inode)?;
         self.resize_begun(moving, inode, size)
     }
 

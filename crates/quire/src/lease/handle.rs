@@ -112,14 +112,15 @@ impl LayoutLease {
         self.lease.wait_recalled(limit)
     }
 
-    /// A future that ends when the lease is recalled or revoked.
+    /// A future that ends when the lease is recalled, revoked or returned.
     pub fn recalled(&self) -> Recalled {
-        Recalled(self.lease.clone())
+        Recalled { lease: self.lease.clone(), number: None }
     }
 
     /// Calls `call` once when the lease is recalled or revoked, at once if it was. It runs on the thread that
     /// does so, perhaps under locks of the volume: it may note the recall, wake a task or write to an
-    /// eventfd; it must not wait, nor use the volume.
+    /// eventfd; it must not wait, nor use the volume. The return of the lease drops a call that has not
+    /// begun.
     pub fn on_recall(&self, call: impl FnOnce() + Send + 'static) {
         self.lease.on_recall(Box::new(call));
     }
@@ -145,18 +146,31 @@ impl std::fmt::Debug for LayoutLease {
 
 /// The recall of a lease, as a future; from [`LayoutLease::recalled`].
 #[must_use = "a future does nothing unless it is awaited"]
-pub struct Recalled(Arc<Lease>);
+pub struct Recalled {
+    lease: Arc<Lease>,
+    /// Under which the lease knows it, from the first poll on.
+    number: Option<u64>,
+}
 
 impl Future for Recalled {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if self.0.poll_recalled(context.waker()) { Poll::Ready(()) } else { Poll::Pending }
+        let Recalled { lease, number } = self.get_mut();
+        if lease.poll_recalled(number, context.waker()) { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl Drop for Recalled {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            self.lease.forget_waker(number);
+        }
     }
 }
 
 impl std::fmt::Debug for Recalled {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Recalled ({})", if self.0.is_recalled() { "it is" } else { "not yet" })
+        write!(f, "Recalled ({})", if self.lease.is_recalled() { "it is" } else { "not yet" })
     }
 }

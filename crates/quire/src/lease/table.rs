@@ -64,7 +64,10 @@ struct Listeners {
     /// The recall has come; nobody is added any more.
     closed: bool,
     calls: Vec<OnRecall>,
-    wakers: Vec<Waker>,
+    /// By the number of the future that waits.
+    wakers: BTreeMap<u64, Waker>,
+    /// Futures that have got a number.
+    futures: u64,
 }
 
 impl Lease {
@@ -102,13 +105,26 @@ impl Lease {
         call();
     }
 
-    /// True if the lease is recalled; else the waker is woken when it is.
-    pub fn poll_recalled(&self, waker: &Waker) -> bool {
+    /// True if the lease is recalled; else the waker is woken when it is. `future` is the number of the one
+    /// that asks, which gets it here: it keeps one waker, until [`Lease::forget_waker`].
+    pub fn poll_recalled(&self, future: &mut Option<u64>, waker: &Waker) -> bool {
+        // Wakers are programs' code: the one that goes is dropped without the lock.
+        let _former;
         let mut listeners = self.listeners.lock();
-        if !listeners.closed && !listeners.wakers.iter().any(|known| known.will_wake(waker)) {
-            listeners.wakers.push(waker.clone());
+        if !listeners.closed {
+            let number = *future.get_or_insert_with(|| {
+                listeners.futures += 1;
+                listeners.futures
+            });
+            _former = listeners.wakers.insert(number, waker.clone());
         }
         listeners.closed
+    }
+
+    /// Nobody awaits that future any more.
+    pub fn forget_waker(&self, future: u64) {
+        let former = self.listeners.lock().wakers.remove(&future);
+        drop(former);
     }
 
     /// Waits for a recall, at most this long; whether it has come.
@@ -125,6 +141,14 @@ impl Lease {
         true
     }
 
+    /// Wakes whoever awaits a recall: the lease is returned, and none will come. Calls are dropped.
+    fn end(&self) {
+        let calls = std::mem::take(&mut self.listeners.lock().calls);
+        // They are programs' code.
+        drop(calls);
+        self.tell();
+    }
+
     /// Tells whoever listens. The table is not locked.
     fn tell(&self) {
         let mut listeners = self.listeners.lock();
@@ -133,7 +157,7 @@ impl Lease {
         drop(listeners);
         self.told.notify_all();
         calls.into_iter().for_each(|call| call());
-        wakers.into_iter().for_each(Waker::wake);
+        wakers.into_values().for_each(Waker::wake);
     }
 }
 
@@ -267,6 +291,7 @@ impl LeaseTable {
         if !gone.is_empty() {
             self.returned.notify_all();
         }
+        lease.end();
     }
 
     /// Whether there are leases of any of these blocks, or somebody asks for one.

@@ -1,8 +1,10 @@
 //! Durability of single operations: what must be there after a power cut right behind a sync.
 
 use crate::common::{BLOCK, file, new_volume, options};
-use quire::inodes::{CAPABILITIES, IoFlags, SetAttributes, XattrFlags};
-use quire::{Clock, FormatOptions, OpenOptions, Timestamp, Volume, VolumeOptions};
+use quire::inodes::{CAPABILITIES, FallocateMode, InodeRef, IoFlags, SetAttributes, XattrFlags};
+use quire::{
+    AlignedBuf, Clock, Commit, FormatOptions, OpenOptions, Result, Timestamp, Volume, VolumeOptions,
+};
 use quire_device::simulated::{CrashPolicy, Event, Hold};
 use quire_device::{IoClass, SimulatedBackend};
 use std::sync::Arc;
@@ -567,6 +569,80 @@ fn no_crash_gives_rights_back_to_what_was_written_since() {
         let found = after.inodes().lookup(&after.inodes().root(), b"program").unwrap();
         assert_eq!(after.inodes().metadata(&found).mode() & 0o7777, 0o777);
         assert!(after.inodes().get_xattr(&found, CAPABILITIES).is_err());
+    }
+}
+
+/// Only a mount's front end took a program's capabilities away. They stayed for whatever a program that links
+/// the library had written, truncated, or given to another owner.
+#[test]
+fn what_changes_a_program_ends_its_capabilities_for_good() {
+    type Change = fn(&Volume, &InodeRef);
+    let changes: [(&str, Change); 8] = [
+        ("write", |volume, program| {
+            volume.inodes().write_at(program, &[2; BLOCK], 0, IoFlags::DATASYNC).unwrap();
+        }),
+        ("past the cache", |volume, program| {
+            let (buffer, done) = (
+                AlignedBuf::zeroed(BLOCK),
+                Box::new(|_, outcome: Result<usize>| {
+                    outcome.unwrap();
+                }),
+            );
+            volume.inodes().write_direct_then(program, buffer, 0, IoFlags::DATASYNC, done);
+        }),
+        ("truncate", |volume, program| volume.inodes().set_len(program, 10).unwrap()),
+        ("punch", |volume, program| {
+            volume.inodes().allocate(program, FallocateMode::PunchHole, 0, 10).unwrap();
+        }),
+        ("group", |volume, program| {
+            let mut group = volume.inodes().atomic();
+            group.write_at(program, &[2; BLOCK], 0).unwrap();
+            group.commit(Commit::Ordered).unwrap();
+        }),
+        ("size", |volume, program| {
+            let set = SetAttributes { size: Some(10), ..SetAttributes::default() };
+            volume.inodes().set_attributes(program, &set).unwrap();
+        }),
+        ("owner", |volume, program| {
+            let set = SetAttributes { uid: Some(7), ..SetAttributes::default() };
+            volume.inodes().set_attributes(program, &set).unwrap();
+        }),
+        ("group of the owner", |volume, program| {
+            let set = SetAttributes { gid: Some(7), mode: Some(0o755), ..SetAttributes::default() };
+            volume.inodes().set_attributes(program, &set).unwrap();
+        }),
+    ];
+    for (name, change) in changes {
+        let (device, volume) = new_volume(4096);
+        let program = file(&volume, "program");
+        let inodes = volume.inodes();
+        inodes.write_at(&program, &[1; BLOCK], 0, IoFlags::empty()).unwrap();
+        inodes.set_xattr(&program, b"user.note", b"stays", XattrFlags::empty()).unwrap();
+        // The second time it is known that there are none.
+        for _ in 0..2 {
+            change(&volume, &program);
+            inodes.set_xattr(&program, CAPABILITIES, &[1; 20], XattrFlags::empty()).unwrap();
+            volume.sync().unwrap();
+            change(&volume, &program);
+            assert!(inodes.get_xattr(&program, CAPABILITIES).is_err(), "{name}");
+            let image = Arc::new(SimulatedBackend::from_image(device.crash(CrashPolicy::LoseAll)));
+            let after = options().open_backend(image).unwrap();
+            let found = after.inodes().lookup(&after.inodes().root(), b"program").unwrap();
+            assert!(after.inodes().get_xattr(&found, CAPABILITIES).is_err(), "{name}, after a crash");
+            assert_eq!(after.inodes().get_xattr(&found, b"user.note").unwrap(), b"stays");
+        }
+    }
+    // A directory's owner says nothing about what is in it, and a mode leaves capabilities, as Linux does.
+    let (_device, volume) = new_volume(4096);
+    let (root, program) = (volume.inodes().root(), file(&volume, "program"));
+    let keeps = [
+        (&root, SetAttributes { uid: Some(7), ..SetAttributes::default() }),
+        (&program, SetAttributes { mode: Some(0o700), ..SetAttributes::default() }),
+    ];
+    for (inode, set) in keeps {
+        volume.inodes().set_xattr(inode, CAPABILITIES, &[1; 20], XattrFlags::empty()).unwrap();
+        volume.inodes().set_attributes(inode, &set).unwrap();
+        assert_eq!(volume.inodes().get_xattr(inode, CAPABILITIES).unwrap(), [1; 20]);
     }
 }
 

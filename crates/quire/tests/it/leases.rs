@@ -4,14 +4,16 @@ use crate::common::{BLOCK, clock};
 use quire::inodes::IoFlags;
 use quire::{
     AlignedBuf, Commit, ErrorKind, File, FormatOptions, LayoutExtent, LayoutLease, OpenOptions, Place,
-    Properties, Unit, Volume, VolumeOptions,
+    Properties, Recalled, Unit, Volume, VolumeOptions,
 };
 use quire_base::{BlockNo, patience};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::CrashPolicy;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -413,6 +415,65 @@ fn a_volume_that_closes_revokes_at_once() {
     });
     futures::executor::block_on(recall);
     drop((file, lease, volume));
+}
+
+/// A lease that its holder returned told nobody: a task that awaited its recall slept for ever, also when the
+/// volume had been closed.
+#[test]
+fn a_returned_lease_ends_what_awaits_its_recall() {
+    let (_, volume) = volume(LONG);
+    let file = of_eight_blocks(&volume);
+    let lease = file.lease_layout(..).unwrap();
+    let is_called = Arc::new(AtomicBool::new(false));
+    let called = is_called.clone();
+    lease.on_recall(move || called.store(true, Ordering::Relaxed));
+    let mut recall = std::pin::pin!(lease.recalled());
+    let wakes = Arc::new(Wakes::default());
+    let waker = Waker::from(wakes.clone());
+    assert!(recall.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    drop(lease);
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 1, "the task sleeps for ever");
+    assert!(recall.poll(&mut Context::from_waker(&waker)).is_ready());
+    assert!(!is_called.load(Ordering::Relaxed), "nobody has recalled it");
+    assert_eq!(Arc::strong_count(&is_called), 1, "the call is kept");
+}
+
+/// Each task that had polled the recall of a lease left a waker there, until the recall. A holder that waits
+/// for a recall or something else, again and again, used more and more memory, and each wait looked at all
+/// wakers.
+#[test]
+fn a_recall_that_nobody_awaits_keeps_no_waker() {
+    let (_, volume) = volume(LONG);
+    let lease = of_eight_blocks(&volume).lease_layout(..).unwrap();
+    let wakes = [(); 3].map(|()| Arc::new(Wakes::default()));
+    let kept = || wakes.each_ref().map(|wakes| Arc::strong_count(wakes) - 1);
+    let poll = |recall: &mut Recalled, of: usize| {
+        let waker = Waker::from(wakes[of].clone());
+        Pin::new(recall).poll(&mut Context::from_waker(&waker))
+    };
+    let (mut one, mut other) = (lease.recalled(), lease.recalled());
+    for _ in 0..2 {
+        assert!(poll(&mut one, 0).is_pending() && poll(&mut other, 1).is_pending());
+    }
+    assert_eq!(kept(), [1, 1, 0]);
+    assert!(poll(&mut one, 2).is_pending(), "another task has it now");
+    assert_eq!(kept(), [0, 1, 1]);
+    drop(other);
+    assert_eq!(kept(), [0, 0, 1]);
+    volume.clone().close().unwrap();
+    assert_eq!(wakes.each_ref().map(|wakes| wakes.0.load(Ordering::Relaxed)), [0, 0, 1]);
+    assert!(poll(&mut one, 0).is_ready());
+    assert_eq!(kept(), [0; 3]);
+}
+
+/// Counts how often a task was woken.
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Wakes>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// A truncate that waited for a lease kept changes under way, so a freeze or a snapshot waited with it; the

@@ -6,6 +6,7 @@ use quire::internals::repair::Session;
 use quire::{ErrorKind, FileType, OpenOptions, Properties, Result, Volume};
 use quire_device::simulated::{CrashPolicy, Event};
 use quire_device::{IoClass, SimulatedBackend};
+use quire_format::inode::InodeRecord;
 use quire_format::key::Key;
 use std::sync::Arc;
 
@@ -216,6 +217,31 @@ fn impossible_units_are_corrupt() {
     session.close().unwrap();
     let volume = options().open_backend(device).unwrap();
     assert_eq!(kind(volume.inodes().get(number)), ErrorKind::Corrupt);
+    volume.close().unwrap();
+}
+
+/// A file that has a larger unit than the journal takes, as earlier versions created them, could not get
+/// another property: what was refused was the unit that it had.
+#[test]
+fn a_unit_that_stays_is_no_obstacle() {
+    let (device, volume) = new_volume(16384);
+    let number = file(&volume, "table").number();
+    volume.close().unwrap();
+    let mut session = Session::open(device.clone()).unwrap();
+    let record = session.tree().get(Key::inode(number)).unwrap().unwrap();
+    let mut record = InodeRecord::decode(&record).unwrap();
+    record.flags = untorn("1m").put_into(record.flags);
+    session.put(Key::inode(number), &record.encode());
+    session.close().unwrap();
+    let volume = options().open_backend(device).unwrap();
+    let inodes = volume.inodes();
+    let table = inodes.get(number).unwrap();
+    inodes.set_xattr(&table, CACHE, b"drop", XattrFlags::empty()).unwrap();
+    let both = Properties { cache_drop: true, ..untorn("1m") };
+    assert_eq!(inodes.properties(&table), both);
+    assert_eq!(kind(inodes.set_properties(&table, untorn("512k"))), ErrorKind::Invalid);
+    inodes.set_properties(&table, untorn("8k")).unwrap();
+    assert_eq!(kind(inodes.set_properties(&table, both)), ErrorKind::Invalid);
     volume.close().unwrap();
 }
 

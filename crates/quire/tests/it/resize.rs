@@ -5,7 +5,9 @@ use crate::common::BLOCK;
 use quire::{
     ErrorKind, FormatOptions, OpenOptions, ResizeOptions, Volume, VolumeOptions, set_label, set_uuid,
 };
+use rustix::fs::{FlockOperation, flock};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const MIB: u64 = 1 << 20;
 
@@ -249,4 +251,39 @@ fn an_unfinished_receive_keeps_the_size_of_the_file() {
     let refused = ResizeOptions::new().size(128 * MIB).resize(&target).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
     assert_eq!(std::fs::metadata(&target).unwrap().len(), 64 * MIB);
+}
+
+/// A resize enlarged the image file, let it go, and opened it again. Where a program came in between, the
+/// resize failed, and the file was larger all the same.
+#[test]
+fn a_resize_keeps_the_image_to_its_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = volume(&directory);
+    for size in (65..71).map(|size| size * MIB) {
+        let is_over = AtomicBool::new(false);
+        let outcome = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let file = std::fs::File::open(&image).unwrap();
+                let lock = || flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+                let goes_on = || !is_over.load(Ordering::Acquire);
+                // Once the resize has the image, this takes it as soon as it can be had, and keeps it.
+                while goes_on() && lock() {
+                    flock(&file, FlockOperation::Unlock).unwrap();
+                }
+                while goes_on() && !lock() {}
+                while goes_on() {
+                    std::thread::yield_now();
+                }
+            });
+            let outcome = ResizeOptions::new().size(size).resize(&image);
+            is_over.store(true, Ordering::Release);
+            outcome
+        });
+        let len = std::fs::metadata(&image).unwrap().len();
+        assert_eq!(
+            outcome.map(|info| info.blocks).map_err(|error| (error, len)).unwrap(),
+            size / BLOCK as u64
+        );
+    }
+    check(&image);
 }

@@ -3,9 +3,10 @@
 
 use crate::common::{BLOCK, file, flushes, new_volume, options};
 use quire::backend::MemoryBackend;
-use quire::inodes::IoFlags;
+use quire::inodes::{Caller, Create, FallocateMode, IoFlags, SetAttributes, XattrFlags};
 use quire::{
-    AlignedBuf, Commit, ErrorKind, File, FormatOptions, OpenOptions, Properties, Unit, Volume, VolumeOptions,
+    AlignedBuf, Commit, ErrorKind, File, FormatOptions, OpenOptions, Properties, RenameFlags, Unit, Volume,
+    VolumeOptions,
 };
 use quire_base::BlockNo;
 use quire_base::random::Random;
@@ -679,4 +680,62 @@ fn maps_of_space_are_read_before_the_lock() {
     file.set_len(REGION_BYTES).unwrap();
     volume.sync().unwrap();
     volume.close().unwrap();
+}
+
+/// An inode of a snapshot was taken for the volume's inode of that number: a change of its mode put the whole
+/// record of the snapshot, old size and times included, into the live volume.
+#[test]
+fn inodes_of_another_volume_are_refused() {
+    let (_device, volume) = new_volume(16384);
+    volume.write("file", [1; 3 * BLOCK]).unwrap();
+    volume.create_dir("directory").unwrap();
+    volume.take_snapshot("s").unwrap();
+    volume.write("file", [2; 5 * BLOCK]).unwrap();
+    let snapshot = volume.open_snapshot("s").unwrap();
+    let inodes = volume.inodes();
+    let [file, foreign] = [&volume, &snapshot].map(|of| of.resolve("file").unwrap());
+    let [directory, elsewhere] = [&volume, &snapshot].map(|of| of.resolve("directory").unwrap());
+    let before = inodes.metadata(&file);
+    let mode = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
+    let (done, outcome) = std::sync::mpsc::channel();
+    let done = Box::new(move |_, result| done.send(result).unwrap());
+    inodes.write_direct_then(&foreign, AlignedBuf::zeroed(BLOCK), 0, IoFlags::empty(), done);
+    let none = RenameFlags::empty();
+    let any = XattrFlags::empty();
+    let refused = [
+        ("direct write", outcome.recv().unwrap().map(drop)),
+        ("attributes", inodes.set_attributes(&foreign, &mode).map(drop)),
+        ("properties", inodes.set_properties(&foreign, Properties::default())),
+        ("set_xattr", inodes.set_xattr(&foreign, b"user.a", b"b", any)),
+        ("remove_xattr", inodes.remove_xattr(&foreign, b"user.a")),
+        ("get_xattr", inodes.get_xattr(&foreign, b"user.a").map(drop)),
+        ("list_xattrs", inodes.list_xattrs(&foreign).map(drop)),
+        ("write", inodes.write_at(&foreign, &[3; 10], 0, IoFlags::empty()).map(drop)),
+        ("append", inodes.append(&foreign, &[3; 10], IoFlags::empty()).map(drop)),
+        ("set_len", inodes.set_len(&foreign, 1)),
+        ("allocate", inodes.allocate(&foreign, FallocateMode::KeepSize, 0, 1 << 20)),
+        ("copy from", inodes.copy_range(&foreign, 0, &file, 0, 10).map(drop)),
+        ("copy to", inodes.copy_range(&file, 0, &foreign, 0, 10).map(drop)),
+        ("lease", inodes.lease_layout(&foreign, 0..10, 1).map(drop)),
+        ("fsync", inodes.fsync(&foreign, false)),
+        ("create", inodes.create(&elsewhere, b"new", &Create::file(0o600)).map(drop)),
+        ("tmpfile", inodes.tmpfile(&elsewhere, &Create::file(0o600)).map(drop)),
+        ("symlink", inodes.symlink(&elsewhere, b"new", b"target", Caller::default()).map(drop)),
+        ("link of", inodes.hard_link(&foreign, &directory, b"new")),
+        ("link in", inodes.hard_link(&file, &elsewhere, b"new")),
+        ("remove_file", inodes.remove_file(&snapshot.inodes().root(), b"file")),
+        ("remove_dir", inodes.remove_dir(&snapshot.inodes().root(), b"directory")),
+        ("rename from", inodes.rename(&snapshot.inodes().root(), b"file", &directory, b"new", none)),
+        ("rename to", inodes.rename(&inodes.root(), b"file", &elsewhere, b"new", none)),
+        ("lookup", inodes.lookup(&snapshot.inodes().root(), b"file").map(drop)),
+        ("read_dir", inodes.read_dir(&elsewhere, 0, &mut |_| true)),
+    ];
+    for (name, outcome) in refused {
+        assert_eq!(outcome.map_err(|error| error.kind()), Err(ErrorKind::CrossDevice), "{name}");
+    }
+    assert!(!inodes.try_write_at(&foreign, &[3; 10], 0, IoFlags::empty()));
+    assert_eq!(inodes.metadata(&file), before);
+    assert_eq!(volume.read("file").unwrap(), [2; 5 * BLOCK]);
+    assert_eq!(volume.read_dir("directory").unwrap().count(), 0);
+    assert_eq!(snapshot.read("file").unwrap(), [1; 3 * BLOCK]);
 }
