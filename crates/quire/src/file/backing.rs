@@ -120,9 +120,8 @@ impl Backing for Inode {
         Inode::unit_blocks(self)
     }
 
-    fn goes_through_journal(&self, block: u64, count: u64, few: bool) -> (bool, u64) {
-        // If the map cannot be read, `place` says so.
-        self.engine.must_journal(self, block, count, few).unwrap_or((false, count))
+    fn goes_through_journal(&self, block: u64, count: u64, few: bool) -> Result<(bool, u64)> {
+        self.engine.must_journal(self, block, count, few)
     }
 
     fn journal(&self, contents: &Contents<'_>) -> Result<()> {
