@@ -101,4 +101,6 @@ mod stale_growth;
 #[cfg(not(any(loom, shuttle)))]
 mod streams;
 #[cfg(not(any(loom, shuttle)))]
+mod units;
+#[cfg(not(any(loom, shuttle)))]
 mod unreadable_map;
