@@ -371,7 +371,8 @@ impl Engine {
         if view.is_none() && held == on_disk {
             return on_disk;
         }
-        let mut from = on_disk / BLOCK_SIZE as u64;
+        // A larger size shows all of the unit that it was in.
+        let mut from = inode.blocks_touched(on_disk, on_disk).start;
         let end = loop {
             let Some(block) = mapping.first_unfinished(from) else { break size };
             match done.iter().find(|range| range.contains(&block)) {

@@ -104,6 +104,10 @@ impl Engine {
                     let shared = self.shared_blocks(inode, offset, end)?;
                     let instead = self.store.alloc.reserve(shared)?;
                     let whole = self.zero_cut_units(inode, offset, end)?;
+                    if size > inode.size() {
+                        // A larger size must not show the unit in which the file ends without these zeros.
+                        self.settle_end(inode, inode.size())?;
+                    }
                     if !whole.is_empty() {
                         self.zero_range(inode, whole.start, whole.end, size)?;
                     }

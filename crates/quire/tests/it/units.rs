@@ -3,8 +3,8 @@
 use crate::common::{BLOCK, file, new_volume};
 use crate::groups::{after_crash, read, write};
 use crate::groups_over_growth::set_unit;
-use quire::Volume;
-use quire::inodes::{FallocateMode, InodeRef};
+use quire::inodes::{FallocateMode, InodeRef, IoFlags};
+use quire::{Commit, Volume};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::CrashPolicy;
 use std::sync::Arc;
@@ -22,6 +22,12 @@ fn with_ones(blocks: usize) -> (Arc<SimulatedBackend>, Volume, InodeRef) {
     (device, volume, a)
 }
 
+/// Makes the journal durable, and no data of other files.
+fn force_journal(volume: &Volume) {
+    let other = file(volume, "other");
+    volume.inodes().fsync(&other, false).unwrap();
+}
+
 /// An insertion or a collapse inside a unit wrote back what is behind its point, and not the rest of the
 /// unit. A crash showed the moved blocks beside blocks without a write that came before: a unit that the
 /// cache never held.
@@ -37,4 +43,61 @@ fn a_shift_inside_a_unit_takes_earlier_writes_along() {
         let seen = after_crash(device.crash(CrashPolicy::LoseAll), &["a"]);
         assert!(seen[0].as_ref() == Some(&live), "{mode:?}: moved, and without the write before");
     }
+}
+
+/// Growth past the unit in which a file ends on disk wrote back the unit of the new end, and not that of the
+/// old one: a crash showed the old unit with zeros behind it, and without a write that came before the
+/// growth. A file that had grown in memory had the same with each size in between, and in the record of a
+/// group, or of a unit behind.
+#[test]
+fn a_size_beyond_a_unit_brings_the_writes_before_it() {
+    const END: u64 = 16 * BLOCK as u64;
+    type Grow = fn(&Volume, &InodeRef);
+    let ways: [(&str, bool, Grow); 8] = [
+        ("a size", false, |volume, a| volume.inodes().set_len(a, END).unwrap()),
+        ("a size behind growth", true, |volume, a| volume.inodes().set_len(a, END).unwrap()),
+        ("a size within growth", true, |volume, a| volume.inodes().set_len(a, 5 * BLOCK as u64).unwrap()),
+        ("an allocation", false, |volume, a| {
+            volume.inodes().allocate(a, FallocateMode::Allocate, 0, END).unwrap();
+        }),
+        ("zeros", false, |volume, a| {
+            let mode = FallocateMode::ZeroRange { keep_size: false };
+            volume.inodes().allocate(a, mode, BLOCK as u64 + 5, END).unwrap();
+        }),
+        ("an insertion", true, |volume, a| {
+            volume.inodes().allocate(a, FallocateMode::Insert, 4 * BLOCK as u64, BLOCK as u64).unwrap();
+        }),
+        ("a group", false, |volume, a| {
+            let mut group = volume.inodes().atomic();
+            group.write_at(a, &[3; BLOCK], 4 * BLOCK as u64).unwrap();
+            group.commit(Commit::Now).unwrap();
+        }),
+        ("the next unit", false, |volume, a| {
+            volume.inodes().write_at(a, &[3; BLOCK], 4 * BLOCK as u64, IoFlags::THROUGH).unwrap();
+        }),
+    ];
+    let mut failures = Vec::new();
+    for (way, is_longer, grow) in ways {
+        let (device, volume, a) = with_ones(2);
+        write(&volume, &a, &[2; BLOCK], 0);
+        if is_longer {
+            write(&volume, &a, &[3; 2 * BLOCK], 4 * BLOCK);
+        }
+        grow(&volume, &a);
+        force_journal(&volume);
+        let live = read(&volume, &a);
+        let seen = after_crash(device.crash(CrashPolicy::LoseAll), &["a"]);
+        let seen = seen[0].as_ref().unwrap();
+        // A write that nobody has forced may be gone.
+        let is_old = way == "the next unit" && seen == &[1; 2 * BLOCK];
+        if !is_old && seen != &live {
+            failures.push(format!("{way}: {} bytes, and a unit without a write before", seen.len()));
+        }
+        if is_old {
+            volume.inodes().fsync(&a, true).unwrap();
+            let seen = after_crash(device.crash(CrashPolicy::LoseAll), &["a"]);
+            assert!(seen[0].as_ref() == Some(&live), "{way}: after an fsync");
+        }
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
 }
