@@ -136,9 +136,10 @@ pub trait Backing: Send + Sync {
     }
 
     /// Whether the first of these blocks is to go through the journal, though the file has no units, and how
-    /// many from it on are alike. `few`: they are forced at once, and no more than a record takes.
-    fn goes_through_journal(&self, _block: u64, count: u64, _few: bool) -> (bool, u64) {
-        (false, count)
+    /// many from it on are alike. `few`: they are forced at once, and no more than a record takes. After an
+    /// error they stay dirty: a write in place could be undone by a replay.
+    fn goes_through_journal(&self, _block: u64, count: u64, _few: bool) -> Result<(bool, u64)> {
+        Ok((false, count))
     }
 
     /// Puts blocks with their content into one record of the journal, gives homes to those that have none,

@@ -269,7 +269,10 @@ impl Gathering<'_> {
             let (block, count) = (self.spans[0].file_block(), u64::from(self.blocks));
             let few =
                 self.effort.purpose() == Purpose::Force && self.started + count <= journaled::RECORD_BLOCKS;
-            let (journaled, count) = self.backing.goes_through_journal(block, count, few);
+            let (journaled, count) = match self.backing.goes_through_journal(block, count, few) {
+                Ok(way) => way,
+                Err(error) => return self.fail_run(&error),
+            };
             if journaled {
                 let rest = split(&mut self.spans, count);
                 let spans = std::mem::take(&mut self.spans);

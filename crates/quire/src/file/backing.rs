@@ -120,9 +120,8 @@ impl Backing for Inode {
         Inode::unit_blocks(self)
     }
 
-    fn goes_through_journal(&self, block: u64, count: u64, few: bool) -> (bool, u64) {
-        // If the map cannot be read, `place` says so.
-        self.engine.must_journal(self, block, count, few).unwrap_or((false, count))
+    fn goes_through_journal(&self, block: u64, count: u64, few: bool) -> Result<(bool, u64)> {
+        self.engine.must_journal(self, block, count, few)
     }
 
     fn journal(&self, contents: &Contents<'_>) -> Result<()> {
@@ -372,7 +371,8 @@ impl Engine {
         if view.is_none() && held == on_disk {
             return on_disk;
         }
-        let mut from = on_disk / BLOCK_SIZE as u64;
+        // A larger size shows all of the unit that it was in.
+        let mut from = inode.blocks_touched(on_disk, on_disk).start;
         let end = loop {
             let Some(block) = mapping.first_unfinished(from) else { break size };
             match done.iter().find(|range| range.contains(&block)) {

@@ -120,9 +120,10 @@ impl Engine {
         let (kind, size) = plan(inode.size())?;
         let first = offset / BLOCK_SIZE as u64;
         // What follows the point, and growth that has not reached the disk, is settled before extents move.
+        // So is all of the unit around the point: a crash would show the moved part of it beside the rest.
         let mapping = inode.mapping();
-        let on_disk = inode.meta().record.size;
-        mapping.write_back(first.min(on_disk / BLOCK_SIZE as u64), u64::MAX)?;
+        let from = offset.min(inode.meta().record.size);
+        mapping.write_back(inode.blocks_touched(from, from).start, u64::MAX)?;
         mapping.drop_written(first, u64::MAX);
         if kind == LoggedKind::Insert {
             self.check_has_place(inode, first, len)?;

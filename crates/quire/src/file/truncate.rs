@@ -83,9 +83,12 @@ impl Engine {
         if on_disk < inode.size()
             && let Some(mapping) = inode.mapping.get()
         {
-            mapping.write_back(on_disk / BLOCK_SIZE as u64, blocks_for(inode.size()))?;
+            let growth = inode.blocks_touched(on_disk, inode.size());
+            mapping.write_back(growth.start, growth.end)?;
         }
         self.settle_tail(inode)?;
+        // A larger size shows all of the unit in which the file ends so far.
+        self.settle_end(inode, inode.size())?;
         self.settle_end(inode, size)?;
         self.settle_beyond(inode, blocks_for(inode.size()), blocks_for(size))
     }
@@ -112,8 +115,8 @@ impl Engine {
         InodeRecord { size, mtime: now, ctime: now, ..record.clone() }
     }
 
-    /// Writes back the unit in which the file is to end: else a crash could leave that end, and take a write
-    /// to the unit that came before it.
+    /// Writes back the unit in which the file ends, or is to end: else a crash could leave a record with
+    /// another size, and take a write to the unit that came before it.
     pub(crate) fn settle_end(&self, inode: &InodeRef, size: u64) -> Result<()> {
         if let (Some(mapping), Some(unit)) = (inode.mapping.get(), inode.unit_blocks()) {
             let start = size / BLOCK_SIZE as u64 / unit * unit;
@@ -132,7 +135,8 @@ impl Engine {
         if let Some(mapping) = inode.mapping.get()
             && on_disk < size
         {
-            mapping.write_back(on_disk / BLOCK_SIZE as u64, first)?;
+            let growth = inode.blocks_touched(on_disk, size);
+            mapping.write_back(growth.start, growth.end)?;
         }
         let cuts_block = !size.is_multiple_of(BLOCK_SIZE as u64) && size < inode.size();
         let edge = match cuts_block {

@@ -207,25 +207,44 @@ impl Collected {
 
     /// Zeros for what the blocks that the group writes in part hold beyond a cut, and for the rest of the
     /// block in which the cut is: else the file's own bytes would stay there. `keeps` and the file's size do
-    /// not change meanwhile.
+    /// not change meanwhile. For what one record takes; else [`Collected::cut_filler`] does, in less memory.
     pub(super) fn fillers(&self) -> Vec<(u64, Vec<u8>)> {
-        let Some(cut) = self.cut else { return Vec::new() };
+        if self.cut.is_none() {
+            return Vec::new();
+        }
         let (size, unit) = (BLOCK_SIZE as u64, unit_of(&self.inode));
         let from_unit = |first: u64, end: u64| first / unit * unit..end;
         let mut runs: RangeSet<u64> = self.streamed.runs().map(|run| from_unit(run.start, run.end)).collect();
         runs.extend(
             self.pieces.spans().into_iter().map(|span| from_unit(span.start / size, blocks_for(span.end))),
         );
-        if cut < self.inode.size() && !cut.is_multiple_of(size) {
-            runs.insert(cut / size..cut / size + 1);
-        }
+        runs.extend(self.cut_block());
+        self.zeros_beyond_cut(&runs)
+    }
+
+    /// Of these zeros only the rest of the block in which the cut is, so that this block is written: for a
+    /// commit that reads no bytes of the file beyond `keeps`.
+    pub(super) fn cut_filler(&self) -> Vec<(u64, Vec<u8>)> {
+        self.zeros_beyond_cut(&self.cut_block().into_iter().collect())
+    }
+
+    /// The block in which the cut is, if the file has bytes of its own behind the cut there.
+    fn cut_block(&self) -> Option<Range<u64>> {
+        let is_inside = |cut: &u64| *cut < self.inode.size() && !cut.is_multiple_of(BLOCK_SIZE as u64);
+        let block = self.cut.filter(is_inside)? / BLOCK_SIZE as u64;
+        Some(block..block + 1)
+    }
+
+    /// Zeros for what the group has not itself, beyond the cut, of runs of blocks.
+    fn zeros_beyond_cut(&self, runs: &RangeSet<u64>) -> Vec<(u64, Vec<u8>)> {
+        let (size, cut) = (BLOCK_SIZE as u64, self.keeps());
         let missing = runs.iter().flat_map(|run| self.streamed.gaps(run));
         let bytes = missing.map(|gap| cut.max(gap.start * size)..gap.end * size);
         let bytes = bytes.filter(|bytes| !bytes.is_empty()).flat_map(|bytes| self.pieces.gaps(bytes));
         bytes.map(|gap| (gap.start, vec![0; (gap.end - gap.start) as usize])).collect()
     }
 
-    /// What is in memory, as the cache takes it; `fillers` is [`Collected::fillers`].
+    /// What is in memory, as the cache takes it, with [`Collected::fillers`] or [`Collected::cut_filler`].
     pub(super) fn part<'a>(&'a self, fillers: &'a [(u64, Vec<u8>)]) -> GroupPart<'a> {
         let mut ranges: Vec<(u64, &[u8])> = self.pieces.iter().collect();
         ranges.extend(fillers.iter().map(|(at, bytes)| (*at, &bytes[..])));

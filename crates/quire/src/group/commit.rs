@@ -86,8 +86,8 @@ impl Engine {
         let on_disk = inode.meta().record.size;
         match file.earns(on_disk) {
             Some(end) => {
-                let end = end.min(file.keeps());
-                inode.mapping().write_back(on_disk / BLOCK_SIZE as u64, blocks_for(end))
+                let growth = inode.blocks_touched(on_disk, end.min(file.keeps()));
+                inode.mapping().write_back(growth.start, growth.end)
             }
             None => Ok(()),
         }

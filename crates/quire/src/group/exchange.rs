@@ -173,10 +173,10 @@ impl<'a> Fresh<'a> {
     fn compose(&self, first: u64, out: &mut [u8]) -> Result<()> {
         let (start, end) = (first * BLOCK_SIZE as u64, first * BLOCK_SIZE as u64 + out.len() as u64);
         if !self.part.covers(start, end) {
-            // As far as the file goes; zeros behind it.
+            // As far as the file goes and the group keeps it; zeros behind that.
             out.fill(0);
-            let inode = self.inode();
-            self.part.mapping.read(start, out, &|| inode.size())?;
+            let own = self.inode().size().min(self.file.keeps());
+            self.part.mapping.read(start, out, &|| own)?;
         }
         self.part.overlay(start, out);
         Ok(())
@@ -252,7 +252,7 @@ impl Engine {
         files: &[&Collected],
         buffer: &Buffer<'_>,
     ) -> Result<Seq> {
-        let fillers: Vec<_> = files.iter().map(|file| file.fillers()).collect();
+        let fillers: Vec<_> = files.iter().map(|file| file.cut_filler()).collect();
         let parts: Vec<GroupPart<'_>> =
             files.iter().zip(&fillers).map(|(file, fillers)| file.part(fillers)).collect();
         let mut fresh: Vec<Fresh<'_>> =

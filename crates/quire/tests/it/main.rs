@@ -100,3 +100,7 @@ mod space;
 mod stale_growth;
 #[cfg(not(any(loom, shuttle)))]
 mod streams;
+#[cfg(not(any(loom, shuttle)))]
+mod units;
+#[cfg(not(any(loom, shuttle)))]
+mod unreadable_map;
