@@ -43,7 +43,7 @@ pub struct Admission {
     waiting: Mutex<()>,
     /// Operations that are kept back wait for a change of the state.
     changed: Condvar,
-    /// Who changes the state waits for operations to end. Apart, so that an end wakes none of the others.
+    /// A thread that changes the state waits here for operations to end. An end wakes none that is kept back.
     ended: Condvar,
 }
 

@@ -272,10 +272,10 @@ impl Gate {
 
     #[cold]
     fn enter_in_turn(&self, state: GateState) {
+        let granted = Arc::new(Condvar::new());
         let mut queue = self.queue.lock();
         let ticket = queue.next_ticket;
         queue.next_ticket += 1;
-        let granted = Arc::new(Condvar::new());
         queue.waiting.push_back(Waiting { ticket, state, granted: granted.clone() });
         // From here on nobody enters past the queue, and the last to leave sees the bit.
         self.word.fetch_or(WAITERS, Ordering::AcqRel);

@@ -293,8 +293,9 @@ impl<'a> Scrub<'a> {
                 self.report.lost.push(error.to_string());
             }
             if step.damaged > 0 && !engine.store.read_only {
-                let lost = engine.store.heal()?;
-                self.report.healed += step.damaged.saturating_sub(lost.len() as u64);
+                let (healed, lost) = engine.store.heal()?;
+                // Others may have found some, too.
+                self.report.healed += healed.min(step.damaged);
                 self.report.lost.extend(lost.iter().map(Error::to_string));
             }
             drop(change);

@@ -1,8 +1,8 @@
 //! Streams that the server of a mount sends ([`crate::frames`]).
 //!
-//! Each stream has a thread of its own, which ends when the command goes away, and so has whatever else takes
-//! a while to answer. A reader that stands still holds up nobody else: neither other requests, nor an
-//! unmount, which ends the server and the stream.
+//! Each stream has a thread of its own, which ends when the command goes away. Other long answers have
+//! threads, too. A reader that stands still holds up nobody else: neither other requests, nor an unmount,
+//! which ends the server and the stream.
 //!
 //! Neighbours: [`super::listener`] hears the request, [`crate::commands::stream`] makes it.
 

@@ -10,7 +10,8 @@
 //!    session: the medium tells an error once, and another flush beside the one that hears of it would count
 //!    as if nothing had been lost. Requests behind a flush that waits go on.
 //! 2. A completed write is kept (if there will be a reconnection) until a flush that was submitted after its
-//!    completion succeeds. Beats of the owner's mark are not: others look only whether they differ.
+//!    completion succeeds. Beats of the owner's mark are not: other processes look only whether the beat has
+//!    changed.
 //! 3. The first broken request of a session breaks the link: the generation moves on, so that later answers
 //!    of that session are not heard, and everything in flight goes back to the front of the line.
 //! 4. The link's own thread then closes the session, and makes another (`recovery`) or gives up: the link is

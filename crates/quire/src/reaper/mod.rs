@@ -46,8 +46,8 @@ impl Engine {
         self.reaper.push(number);
     }
 
-    /// Frees something small for a thread that is about to make an orphan, if its shard has left too much to the
-    /// reaper: so the memory of what waits is bounded, and what is large keeps nobody but the reaper.
+    /// Frees something small for a thread that is about to make an orphan, if its shard has left too much to
+    /// the reaper: so the memory of what waits is bounded, and what is large keeps nobody but the reaper.
     pub(crate) fn help_reaper(self: &Arc<Engine>) {
         if !patience::may_wait() {
             return;

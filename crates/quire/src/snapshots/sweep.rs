@@ -51,16 +51,31 @@ pub(super) enum Left {
     More(Duration),
 }
 
-/// What was read of a snapshot's space; `None` where that cannot be.
-fn if_readable<T>(read: Result<T>) -> Result<Option<T>> {
-    match read {
-        Ok(read) => Ok(Some(read)),
-        Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
-            tracing::warn!(%error, "which blocks a snapshot needs cannot be read; a deletion goes on without it");
-            Ok(None)
+/// Times that a snapshot's space is read before it counts as unreadable: what a deletion leaves because of it
+/// is free after a repair only.
+const ATTEMPTS: usize = 3;
+
+/// What is read of a snapshot's space; `None` where that cannot be.
+fn if_readable<T>(read: impl Fn() -> Result<T>) -> Result<Option<T>> {
+    let mut left = ATTEMPTS;
+    loop {
+        match read() {
+            Ok(read) => return Ok(Some(read)),
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Io) => {
+                left -= 1;
+                if left == 0 {
+                    tracing::warn!(%error, "what a snapshot needs cannot be read; a deletion goes on without it");
+                    return Ok(None);
+                }
+            }
+            Err(error) => return Err(error),
         }
-        Err(error) => Err(error),
     }
+}
+
+/// The blocks of a region that a snapshot uses, if it can be read.
+fn used(space: Option<&Space>, region: u64) -> Result<Option<RegionMap>> {
+    space.map_or(Ok(None), |space| if_readable(|| space.used(region)))
 }
 
 impl Engine {
@@ -150,7 +165,7 @@ impl Engine {
             .or_else(|| marked().next());
         let Some(at) = chosen else { return Ok(None) };
         let (number, snapshot) = all[at].clone();
-        let own = if_readable(Space::open(&self.store.device, &snapshot))?;
+        let own = if_readable(|| Space::open(&self.store.device, &snapshot))?;
         let around = self.spaces_around(&all, at, own.is_none())?;
         let done = snapshot.deleting.unwrap_or(0);
         let next = before.filter(|sweep| sweep.number == number).map_or(done, |sweep| sweep.next);
@@ -170,22 +185,20 @@ impl Engine {
         let before = if of_all { older.len() } else { 1 };
         let around: Vec<_> = older.iter().rev().take(before).chain(&newer[..behind]).collect();
         let open = |snapshot| Space::open_beside(&self.store.device, snapshot, around.len());
-        around.iter().map(|(_, snapshot)| if_readable(open(snapshot))).collect()
+        around.iter().map(|(_, snapshot)| if_readable(|| open(snapshot))).collect()
     }
 
     /// Step 2, for one region.
     fn sweep_region(&self, sweep: &mut Sweep, region: u64) -> Result<()> {
         let next = region + 1;
         let mut free = dead(&self.store.tree, region)?;
-        let own = sweep.own.as_ref().map(|own| if_readable(own.used(region))).transpose()?;
-        match own.flatten() {
+        match used(sweep.own.as_ref(), region)? {
             Some(used) => free = free.both(&used),
             None if sweep.own.is_some() => self.ask_all(sweep)?,
             None => {}
         }
         for neighbour in &sweep.around {
-            let used = neighbour.as_ref().map(|neighbour| if_readable(neighbour.used(region))).transpose()?;
-            free = used.flatten().map_or_else(RegionMap::new, |used| free.without(&used));
+            free = used(neighbour.as_ref(), region)?.map_or_else(RegionMap::new, |used| free.without(&used));
         }
         let first = BlockNo(region * REGION_BLOCKS);
         let runs: Vec<Run> = free

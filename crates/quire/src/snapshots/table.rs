@@ -86,7 +86,7 @@ pub(crate) fn find(tree: &Tree, name: &str) -> Result<(u32, Snapshot)> {
 
 /// Has the pool keep what snapshots need. Errors: what one needs is not known, so nothing may be written.
 pub(crate) fn keep_all(device: &Arc<Device>, tree: &Tree) -> Result<()> {
-    for (number, snapshot) in table(tree).context("what it needs is not known (see: quire fsck)")? {
+    for (number, snapshot) in table(tree).context("what a snapshot needs is not known (see: quire fsck)")? {
         let pool = pool_of(device, &snapshot)
             .context(format_args!("snapshot {:?} (see: quire fsck)", snapshot.name))?;
         tree.keep(number, snapshot.superblock.checkpoint, pool.newest_entries())?;

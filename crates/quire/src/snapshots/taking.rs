@@ -6,16 +6,17 @@
 //!
 //! Protocol of taking one, while others use the volume:
 //! 1. Sync, checkpoint, both again, while changes go on. Then write back, and write a checkpoint with its
-//!    homes that is not published. So steps 3 and 5 have only what changed during its writes, not what
-//!    changed during a force, a flush and a superblock.
+//!    homes, which stays unpublished if the pool has room for it and for the one of step 5. Steps 3 and 5
+//!    then write only what changed while this one was being written.
 //! 2. Keep changes back where they begin ([`crate::changes`]), and wait for those under way.
 //! 3. Write back. Nothing is dirty then, nothing is written, and no reservation for data stands.
 //! 4. Keep the engine itself from freeing blocks ([`frees`](crate::store::Store::frees)): what is freed
 //!    between the checkpoint and the key's record would be given to others, though the snapshot has it.
 //! 5. Write a checkpoint with its homes, but for its superblock; it takes the place of the unpublished one.
 //!    Keep room back for what the pool needs from now on ([`crate::store::pool_promise`]), and append the
-//!    key's record. The record depends on all that was written so far, so nothing is flushed while changes
-//!    are kept back. A reader of the snapshot replays no journal: homes must not come later than the key.
+//!    key's record. The record depends on all that was written so far, so nothing is flushed for
+//!    it while changes are kept back. A reader of the snapshot replays no journal: homes must not come later
+//!    than the key.
 //! 6. Have the cache ask for homes again ([`quire_cache::Cache::forget_homes`]), and let changes go on.
 //! 7. Publish the checkpoint, and force the record. What goes on meanwhile spares the snapshot's blocks, and
 //!    its records lie behind the key's: a crash that loses the key loses them. A crash may also leave the key
@@ -86,7 +87,9 @@ impl Engine {
         let mut state = self.store.checkpoint.lock();
         self.store.write_image(&mut state, 0, Pace::Fast)?;
         let sequence = state.unpublished.as_ref().expect("it was just written").sequence;
-        self.store.write_homes_up_to(sequence)
+        self.store.write_homes_up_to(sequence)?;
+        // Else step 5 would do that, with its flushes.
+        if self.store.tree.may_replace_unpublished() { Ok(()) } else { self.store.publish_image(&mut state) }
     }
 
     /// Steps 4 to 7. Nobody else changes the volume, as long as `held` lives, and nothing is dirty. With the

@@ -83,7 +83,7 @@ impl CheckpointState {
         CheckpointState { number, slot, sequence, unpublished: None }
     }
 
-    /// The number of the next tree to be frozen.
+    /// The number of the first checkpoint of which nothing can have been written yet.
     pub(crate) fn next(&self) -> u64 {
         self.number + 1 + u64::from(self.unpublished.is_some())
     }

@@ -13,13 +13,14 @@ use quire_base::{Error, ErrorKind, Result};
 use quire_tree::heal::Placed;
 
 impl Store {
-    /// Writes the nodes anew that were found damaged; gives an error for each that cannot be read any more.
-    /// Its next load finds such a node again. Whatever else fails is tried again with the next call.
-    pub(crate) fn heal(&self) -> Result<Vec<Error>> {
+    /// Writes the nodes anew that were found damaged; says how many, and gives an error for each that cannot
+    /// be read any more. Its next load finds such a node again. Whatever else fails is tried again with the
+    /// next call.
+    pub(crate) fn heal(&self) -> Result<(u64, Vec<Error>)> {
         let damaged = self.tree.take_damaged();
         let (mut healed, mut lost) = (0_u64, Vec::new());
         if damaged.is_empty() || self.read_only {
-            return Ok(lost);
+            return Ok((healed, lost));
         }
         for (done, node) in damaged.iter().enumerate() {
             let transaction = self.begin(Cost::new(1, 0).critical());
@@ -45,7 +46,7 @@ impl Store {
             self.checkpoint_now()?;
             tracing::info!(nodes = healed, "metadata of which one copy was bad has been written anew");
         }
-        Ok(lost)
+        Ok((healed, lost))
     }
 
     /// Has the next checkpoint write a node to another place; false if the tree does not name it there any
