@@ -446,17 +446,21 @@ impl Walk<'_> {
                 self.read_copies("a tree node", at.place(), &|bytes| NodePage::decode(bytes, volume, &at));
             match page {
                 Ok(page) => {
-                    if self.bounds(&page, &step) {
+                    let is_kept = matches!(self.role, Role::Snapshot(_)) && page.level() == 0;
+                    let superblock = &self.checkpoint.superblock;
+                    let wrong =
+                        if is_kept { snapshots::wrong_extents(superblock, &page) } else { Vec::new() };
+                    // Each snapshot that has a wrong leaf is damaged, so each reads it.
+                    if self.bounds(&page, &step) && wrong.is_empty() {
                         self.seen.insert(at.block.0, identity);
+                    }
+                    for wrong in wrong {
+                        self.fatal(IssueKind::SnapshotDamaged, at.block, wrong);
                     }
                     if page.level() > 0 {
                         push_children(&page, &step, &mut stack);
                     } else if self.newest {
                         snapshots::note(&page, &mut self.checkpoint.snapshots);
-                    } else if matches!(self.role, Role::Snapshot(_)) {
-                        for wrong in snapshots::wrong_extents(&self.checkpoint.superblock, &page) {
-                            self.issue(IssueKind::SnapshotDamaged, at.block, wrong);
-                        }
                     }
                 }
                 Err(error) => {

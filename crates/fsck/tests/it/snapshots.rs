@@ -226,6 +226,42 @@ fn a_damaged_snapshot_is_given_up_alone() {
     }
 }
 
+/// Four snapshots shared the leaf of an old file, and an extent in it was wrong. fsck read the leaf for the
+/// first one only and took the others for whole. So the lossy repair gave up one snapshot at a time, came to
+/// the end of its passes, and changed nothing.
+#[test]
+fn snapshots_that_share_a_wrong_extent_are_given_up_together() {
+    let backend = device(&crate::common::format());
+    let volume = options().open_backend(backend.clone()).unwrap();
+    (0..400).for_each(|number| volume.write(format!("file-{number}"), vec![1; 20_000]).unwrap());
+    volume.take_snapshot("before").unwrap();
+    let old = volume.metadata("file-200").unwrap().ino();
+    volume.close().unwrap();
+    let mut session = Session::open(backend.clone()).unwrap();
+    let wrong = Extent { file_block: 0, disk_block: BlockNo(1), len: 5, unwritten: false, birth: 0 };
+    session.put(Key::extent(old, 0), &wrong.encode());
+    session.close().unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
+    for number in 0..4 {
+        volume.write(format!("new-{number}"), vec![2; 20_000]).unwrap();
+        volume.take_snapshot(&format!("s{number}")).unwrap();
+    }
+    volume.write("new-4", vec![2; 20_000]).unwrap();
+    volume.close().unwrap();
+
+    let report = check_backend(backend.clone(), &LOSSY).unwrap();
+    assert_eq!(report.exit_code(), 1, "{:#?}", report.issues);
+    for number in 0..4 {
+        let told = format!("the snapshot \"s{number}\" is given up");
+        assert!(report.losses.iter().any(|loss| loss.what == told), "{told}: {:#?}", report.losses);
+    }
+    assert_clean(&backend.visible(), "after the repair");
+    let volume = options().open_backend(backend).unwrap();
+    let left: Vec<String> = volume.snapshots().unwrap().into_iter().map(|snapshot| snapshot.name).collect();
+    assert_eq!(left, ["before"]);
+    assert!(volume.open_snapshot("before").unwrap().read("file-200").unwrap() == vec![1; 20_000]);
+}
+
 /// The leaf that named the snapshots was lost: they went without a word in the list of losses.
 #[test]
 fn snapshots_whose_names_are_lost_are_told() {
