@@ -262,6 +262,33 @@ fn snapshots_that_share_a_wrong_extent_are_given_up_together() {
     assert!(volume.open_snapshot("before").unwrap().read("file-200").unwrap() == vec![1; 20_000]);
 }
 
+/// A part of a snapshot's map of space made no sense, under checksums that fitted. The repair knew that some
+/// snapshot's blocks were unknown, but not whose, and gave up all snapshots.
+#[test]
+fn a_snapshot_whose_map_of_space_makes_no_sense_is_given_up_alone() {
+    let (image, contents) = with_many_snapshots(4);
+    let mut editor = Editor::new(&image);
+    editor.edit_space_root(2, |page, block| {
+        assert_eq!(page.level(), 0);
+        let at = (0..page.count()).find(|at| page.key(*at).kind == KeyKind::FreeSpace).unwrap();
+        let value = page.value(at);
+        let start = block.windows(value.len()).rposition(|bytes| bytes == value).unwrap();
+        block[start] = 0xff;
+    });
+    let report = check(&editor.image).unwrap();
+    assert!(report.has(IssueKind::SnapshotDamaged), "{:#?}", report.issues);
+    let backend = device(&editor.image);
+    let report = check_backend(backend.clone(), &LOSSY).unwrap();
+    assert_eq!(report.exit_code(), 1, "{:#?}", report.issues);
+    let told: Vec<&str> = report.losses.iter().map(|loss| loss.what.as_str()).collect();
+    assert_eq!(told, ["the snapshot \"s1\" is given up"]);
+    assert_clean(&backend.visible(), "after the repair");
+    let volume = options().open_backend(backend).unwrap();
+    for name in ["s0", "s2", "s3"] {
+        assert!(walk_volume(&volume.open_snapshot(name).unwrap()) == contents[name], "{name} has changed");
+    }
+}
+
 /// The leaf that named the snapshots was lost: they went without a word in the list of losses.
 #[test]
 fn snapshots_whose_names_are_lost_are_told() {
