@@ -24,10 +24,14 @@ use quire_format::superblock::Superblock;
 use quire_tree::Tree;
 
 /// Opens what can be read of a volume that recovery refuses, for reading: its newest checkpoint with the
-/// journal up to the damage; with an unfinished receive, the snapshot at which that began.
-pub fn open_for_reading(backend: Arc<dyn Backend>) -> Result<Volume> {
-    VolumeOptions { remains: true, threads: false, read_only: true, ..VolumeOptions::default() }
-        .open_backend(backend)
+/// journal up to the damage; with an unfinished receive, the snapshot at which that began. Gives with it
+/// where the journal was cut.
+pub fn open_for_reading(backend: Arc<dyn Backend>) -> Result<(Volume, JournalCut)> {
+    let options =
+        VolumeOptions { remains: true, threads: false, read_only: true, ..VolumeOptions::default() };
+    let volume = options.open_backend(backend)?;
+    let cut = volume.recovery().cut.clone();
+    Ok((volume, cut))
 }
 
 enum Raw {

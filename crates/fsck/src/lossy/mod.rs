@@ -24,6 +24,7 @@ mod remains;
 mod scan;
 
 pub use crate::report::Loss;
+pub(crate) use losses::of_cut;
 
 use crate::Progress;
 use crate::checkpoint::Checkpoint;

@@ -465,6 +465,7 @@ fn an_unfinished_receive_is_left_as_it_is() {
 /// A standby lost a leaf in the midst of a receive, or a part of its journal. The repair looked for an
 /// unfinished receive only where recovery takes a volume: so the lossy one gave up the snapshot that the
 /// receive had begun at, and the volume had half of the new state. A salvage copied that half.
+/// A later one copied the snapshot. It said that this was all, and did not mention the journal.
 #[test]
 fn what_an_unfinished_receive_began_at_is_not_given_up() {
     let source = device(&with_snapshots());
@@ -510,6 +511,8 @@ fn what_an_unfinished_receive_began_at_is_not_given_up() {
         let copy = tempfile::tempdir().unwrap();
         let salvaged = quire_fsck::salvage_backend(device(&damaged), copy.path(), None).unwrap();
         assert!(salvaged.problems.iter().any(|problem| problem.path == "/"), "{what}: {salvaged:?}");
+        let is_cut = salvaged.losses.iter().any(|loss| loss.what.contains("the journal is cut there"));
+        assert_eq!(is_cut, what == "the journal", "{what}: {salvaged:?}");
         for (path, (_, content)) in before.iter().filter(|(_, (kind, _))| *kind == FileType::Regular as u8) {
             assert!(std::fs::read(copy.path().join(&path[1..])).unwrap() == *content, "{what}: {path}");
         }
