@@ -165,7 +165,8 @@ pub(crate) fn held(device: &Arc<Device>, tree: &Tree, findings: &mut Findings) -
     }
     for error in &held.unknown {
         let message = format!(
-            "the blocks that snapshots need are not all known: {error}; repair frees none until the snapshot is deleted"
+            "the blocks that snapshots need are not all known: {error}; repair frees none until the snapshot is deleted, or \
+             `quire fsck --repair --lossy` has given it up"
         );
         findings.add(IssueKind::SnapshotDamaged, Place::NONE, message);
     }
