@@ -54,7 +54,7 @@ pub(crate) struct Checkpoint {
     pub(crate) copies: BTreeSet<(BlockNo, BlockNo)>,
     /// A chunk of the pool lies where none may: a checkpoint could overwrite what is not the pool's.
     pub(crate) misplaced: bool,
-    /// Nothing that the volume needs to be read is damaged.
+    /// Nothing that the volume needs to be read is damaged. Of a snapshot: nothing is, but for second copies.
     pub(crate) whole: bool,
 }
 
@@ -173,6 +173,7 @@ impl Walk<'_> {
         if let Role::Snapshot(name) = self.role {
             let message = format!("snapshot {name:?}: {message}");
             let kind = if kind == IssueKind::CopyDamaged { kind } else { IssueKind::SnapshotDamaged };
+            self.checkpoint.whole &= kind == IssueKind::CopyDamaged;
             self.findings.add(kind, ReportPlace::block(at.0), message);
         } else if self.newest {
             self.findings.add(kind, ReportPlace::block(at.0), message);
@@ -446,17 +447,20 @@ impl Walk<'_> {
                 self.read_copies("a tree node", at.place(), &|bytes| NodePage::decode(bytes, volume, &at));
             match page {
                 Ok(page) => {
-                    if self.bounds(&page, &step) {
+                    let is_kept = matches!(self.role, Role::Snapshot(_)) && page.level() == 0;
+                    let superblock = &self.checkpoint.superblock;
+                    let wrong = if is_kept { snapshots::wrong_values(superblock, &page) } else { Vec::new() };
+                    // Each snapshot that has a wrong leaf is damaged, so each reads it.
+                    if self.bounds(&page, &step) && wrong.is_empty() {
                         self.seen.insert(at.block.0, identity);
+                    }
+                    for wrong in wrong {
+                        self.issue(IssueKind::SnapshotDamaged, at.block, wrong);
                     }
                     if page.level() > 0 {
                         push_children(&page, &step, &mut stack);
                     } else if self.newest {
                         snapshots::note(&page, &mut self.checkpoint.snapshots);
-                    } else if matches!(self.role, Role::Snapshot(_)) {
-                        for wrong in snapshots::wrong_extents(&self.checkpoint.superblock, &page) {
-                            self.issue(IssueKind::SnapshotDamaged, at.block, wrong);
-                        }
                     }
                 }
                 Err(error) => {

@@ -1,10 +1,12 @@
 //! Copying every file that can be read out of a volume, whether it can be opened or not.
 //!
 //! The volume is repaired in memory, over the device as it is ([`crate::lossy`]); the files are read from the
-//! result. Nothing is ever written to the device. Copied are names, contents with their holes, hard links,
-//! symbolic links, pipes, sockets and devices, and of all of them mode, owner, times and extended attributes.
-//! A block that cannot be read stays a hole of the copy, and is told. A target that cannot be written ends
-//! the copy. The copy is durable when it is whole.
+//! result. If the repair fails, they are read from the volume as it is, with its journal up to the damage; of
+//! a volume with an unfinished receive, from the snapshot at which that began. Nothing is ever written to the
+//! device. Copied are names, contents with their holes, hard links, symbolic links, pipes, sockets and
+//! devices, and of all of them mode, owner, times and extended attributes. A block that cannot be read stays
+//! a hole of the copy, and is told. A target that cannot be written ends the copy. The copy is durable when
+//! it is whole.
 //!
 //! Neighbours: [`copy`] makes one file of the target from one inode.
 
@@ -15,7 +17,7 @@ use crate::Progress;
 use crate::issue::Severity;
 use crate::lossy::{self, Loss};
 use quire::VolumeOptions;
-use quire::internals::repair::open_for_reading;
+use quire::internals::repair::{JournalCut, open_for_reading};
 use quire_base::sync::Arc;
 use quire_base::{Context, Error, ErrorKind, Result};
 use quire_device::{Backend, OverlayBackend};
@@ -107,11 +109,13 @@ pub fn salvage_backend(
         // Much of it may be readable without a repair.
         Err(error) => {
             let above: Arc<dyn Backend> = Arc::new(OverlayBackend::new(backend.clone()));
-            let Ok(volume) = open(above.clone()).or_else(|_| open_for_reading(above)) else {
+            let whole = open(above.clone()).map(|volume| (volume, JournalCut::default()));
+            let Ok((volume, cut)) = whole.or_else(|_| open_for_reading(above)) else {
                 return Err(error).context(backend.name());
             };
-            salvaged
-                .problem(Path::new("/"), format!("all is copied without a repair, which failed: {error}"));
+            let what = format!("copied is what can be read without a repair, which failed: {error}");
+            salvaged.problem(Path::new("/"), what);
+            salvaged.losses.extend(lossy::of_cut(&cut));
             volume
         }
     };

@@ -10,7 +10,7 @@
 //! Neighbours: [`crate::space`] compares the blocks needed with what the volume says.
 
 use crate::checkpoint::{self, Checkpoint, Role, Seen};
-use crate::issue::{Issue, IssueKind};
+use crate::issue::IssueKind;
 use crate::progress::Meter;
 use crate::report::{Findings, Place};
 use crate::superblocks;
@@ -81,16 +81,15 @@ pub(crate) fn check(
             }
         };
         let superblock = &snapshot.superblock;
-        let before = findings.issues.len();
-        compare(*number, snapshot, now, findings);
+        let fits = compare(*number, snapshot, now, findings);
         let its_areas = Some((superblock.journal(), superblock.data_space()));
         if areas != its_areas {
             (seen, areas) = (Seen::new(), its_areas);
         }
         let (slot, role) = (superblock.slot as usize, Role::Snapshot(&snapshot.name));
         let checkpoint = checkpoint::check(device, (slot, superblock), role, &mut seen, findings, meter);
-        let is_damage = |issue: &Issue| issue.code == IssueKind::SnapshotDamaged;
-        if !checkpoint.whole || findings.issues[before..].iter().any(is_damage) {
+        // The findings do not tell: they are limited.
+        if !(checkpoint.whole && fits) {
             kept.damaged.insert(*number, snapshot.name.clone());
         }
         kept.checkpoints.push(checkpoint);
@@ -98,9 +97,9 @@ pub(crate) fn check(
     kept
 }
 
-/// Reports where a snapshot's superblock contradicts the volume's. A volume may have grown since, and its
-/// journal may have become larger, which moves it.
-fn compare(number: u32, snapshot: &Snapshot, now: &Superblock, findings: &mut Findings) {
+/// Reports where a snapshot's superblock contradicts the volume's; gives whether it fits. A volume may have
+/// grown since, and its journal may have become larger, which moves it.
+fn compare(number: u32, snapshot: &Snapshot, now: &Superblock, findings: &mut Findings) -> bool {
     let old = &snapshot.superblock;
     let same_journal = (old.journal(), old.journal_has_moved()) == (now.journal(), now.journal_has_moved());
     let smaller_journal = now.journal_has_moved() && old.journal_blocks < now.journal_blocks;
@@ -128,22 +127,32 @@ fn compare(number: u32, snapshot: &Snapshot, now: &Superblock, findings: &mut Fi
             format!("snapshot {name:?}: its superblock contradicts the volume's ({different}): delete it"),
         );
     }
+    different.is_empty()
 }
 
-/// The extents of a snapshot's leaf that no file may have. Those of the volume itself are looked at later, as
-/// of the end of its journal ([`crate::contents`]).
-pub(crate) fn wrong_extents(superblock: &Superblock, page: &NodePage) -> Vec<String> {
-    let extents = (0..page.count()).filter(|at| page.key(*at).kind == KeyKind::Extent);
-    let wrong = extents.filter_map(|at| {
+/// What is wrong with values of a snapshot's leaf: extents that no file may have, and parts of its map of
+/// space that cannot be read. The volume's own are looked at later, as of the end of its journal
+/// ([`crate::contents`], [`crate::space`]).
+pub(crate) fn wrong_values(superblock: &Superblock, page: &NodePage) -> Vec<String> {
+    let wrong = |at: usize| {
         let (key, value) = (page.key(at), page.value(at));
-        let wrong = match Extent::decode(key.offset, value) {
-            Ok(extent) if superblock.may_hold_data(extent.run()) => return None,
-            Ok(extent) => format!("{}, which no file may have", crate::fix::blocks(extent.run())),
-            Err(error) => error.to_string(),
-        };
-        Some(format!("inode {}: the extent at file block {} has {wrong}", key.object, key.offset))
-    });
-    wrong.collect()
+        match key.kind {
+            KeyKind::Extent => {
+                let wrong = match Extent::decode(key.offset, value) {
+                    Ok(extent) if superblock.may_hold_data(extent.run()) => return None,
+                    Ok(extent) => format!("{}, which no file may have", crate::fix::blocks(extent.run())),
+                    Err(error) => error.to_string(),
+                };
+                Some(format!("inode {}: the extent at file block {} has {wrong}", key.object, key.offset))
+            }
+            KeyKind::FreeSpace | KeyKind::Dead => {
+                let error = RegionMap::decode(value).err()?;
+                Some(format!("which blocks of region {} it uses cannot be read: {error}", key.offset))
+            }
+            _ => None,
+        }
+    };
+    (0..page.count()).filter_map(wrong).collect()
 }
 
 /// The blocks that snapshots need. Where a snapshot cannot tell, what the volume says is believed.
@@ -156,7 +165,8 @@ pub(crate) fn held(device: &Arc<Device>, tree: &Tree, findings: &mut Findings) -
     }
     for error in &held.unknown {
         let message = format!(
-            "the blocks that snapshots need are not all known: {error}; repair frees none until the snapshot is deleted"
+            "the blocks that snapshots need are not all known: {error}; repair frees none until the snapshot is deleted, or \
+             `quire fsck --repair --lossy` has given it up"
         );
         findings.add(IssueKind::SnapshotDamaged, Place::NONE, message);
     }

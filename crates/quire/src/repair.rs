@@ -24,10 +24,14 @@ use quire_format::superblock::Superblock;
 use quire_tree::Tree;
 
 /// Opens what can be read of a volume that recovery refuses, for reading: its newest checkpoint with the
-/// journal up to the damage; with an unfinished receive, the snapshot at which that began.
-pub fn open_for_reading(backend: Arc<dyn Backend>) -> Result<Volume> {
-    VolumeOptions { remains: true, threads: false, read_only: true, ..VolumeOptions::default() }
-        .open_backend(backend)
+/// journal up to the damage; with an unfinished receive, the snapshot at which that began. Gives with it
+/// where the journal was cut.
+pub fn open_for_reading(backend: Arc<dyn Backend>) -> Result<(Volume, JournalCut)> {
+    let options =
+        VolumeOptions { remains: true, threads: false, read_only: true, ..VolumeOptions::default() };
+    let volume = options.open_backend(backend)?;
+    let cut = volume.recovery().cut.clone();
+    Ok((volume, cut))
 }
 
 enum Raw {
@@ -46,29 +50,30 @@ pub struct Session {
 impl Session {
     /// Recovers the volume on `backend` and opens it for raw changes.
     pub fn open(backend: Arc<dyn Backend>) -> Result<Session> {
-        let options = VolumeOptions { threads: false, receiving: true, ..VolumeOptions::default() };
-        let (engine, _) = recovery::open_unfinished(backend, options)?;
-        engine.store.check_writable()?;
-        Ok(Session { engine, pending: Vec::new() })
+        Session::of(recovery::open_unfinished(backend, Session::options())?.0)
     }
 
     /// As [`Session::open`], without these snapshots, whatever is damaged of them. What they had stays marked
     /// used, for the caller to settle. No unfinished receive began at one of them.
     pub fn open_without(backend: Arc<dyn Backend>, snapshots: &[u32]) -> Result<Session> {
-        let options = VolumeOptions { threads: false, receiving: true, ..VolumeOptions::default() };
-        let engine = recovery::open_without(backend, options, snapshots)?;
-        engine.store.check_writable()?;
-        Ok(Session { engine, pending: Vec::new() })
+        Session::of(recovery::open_without(backend, Session::options(), snapshots)?)
     }
 
     /// As [`Session::open`], of a volume that recovery may refuse: its newest checkpoint is whole, but it may
     /// lack keys, and its journal may be damaged. The journal is replayed up to the damage; used blocks and
     /// counters are then wrong, and for the caller to settle.
     pub fn open_remains(backend: Arc<dyn Backend>) -> Result<(Session, JournalCut)> {
-        let options = VolumeOptions { threads: false, receiving: true, ..VolumeOptions::default() };
-        let (engine, cut) = recovery::open_remains(backend, options)?;
+        let (engine, cut) = recovery::open_remains(backend, Session::options())?;
+        Ok((Session::of(engine)?, cut))
+    }
+
+    fn options() -> VolumeOptions {
+        VolumeOptions { threads: false, receiving: true, ..VolumeOptions::default() }
+    }
+
+    fn of(engine: Arc<Engine>) -> Result<Session> {
         engine.store.check_writable()?;
-        Ok((Session { engine, pending: Vec::new() }, cut))
+        Ok(Session { engine, pending: Vec::new() })
     }
 
     /// The tree as it is now.

@@ -65,6 +65,13 @@ pub(super) fn of_snapshot(name: &str) -> Loss {
     Loss { path: None, inode: None, what: format!("the snapshot {name:?} is given up") }
 }
 
+/// What was done behind the damage of a journal.
+pub(crate) fn of_cut(cut: &JournalCut) -> Option<Loss> {
+    let damage = cut.damage.as_ref()?;
+    let what = format!("{damage}: the journal is cut there, and what was done later is lost");
+    Some(Loss { path: None, inode: None, what })
+}
+
 /// Lists it, by path.
 pub(super) fn list(
     view: &View<'_>,
@@ -75,10 +82,7 @@ pub(super) fn list(
     cut: &JournalCut,
 ) -> Result<BTreeSet<Loss>> {
     let mut list = BTreeSet::new();
-    if let Some(damage) = &cut.damage {
-        let what = format!("{damage}: the journal is cut there, and what was done later is lost");
-        list.insert(Loss { path: None, inode: None, what });
-    }
+    list.extend(of_cut(cut));
     list.extend(cut.snapshots.iter().map(|name| of_snapshot(name)));
     let mut names = Names(HashMap::new());
     let rebuild = &findings.fixes.rebuild;

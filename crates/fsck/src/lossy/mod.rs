@@ -24,6 +24,7 @@ mod remains;
 mod scan;
 
 pub use crate::report::Loss;
+pub(crate) use losses::of_cut;
 
 use crate::Progress;
 use crate::checkpoint::Checkpoint;
@@ -205,8 +206,8 @@ fn mend(backend: &Arc<dyn Backend>, tell: Tell<'_>) -> Result<Report> {
     Ok(report)
 }
 
-/// Takes damaged snapshots out of a volume that recovery takes, so that the others stay; false if there are
-/// none, or if that is not enough.
+/// Takes damaged snapshots out of a volume that recovery takes, so that the others stay, and lists them.
+/// False if nothing was published: there are none, or the volume cannot be opened without them.
 fn give_up_snapshots(backend: &Arc<dyn Backend>, examined: &Examined, list: &mut BTreeSet<Loss>) -> bool {
     let damaged = &examined.kept.damaged;
     let fixes = &examined.findings.fixes;
@@ -218,11 +219,19 @@ fn give_up_snapshots(backend: &Arc<dyn Backend>, examined: &Examined, list: &mut
         return false;
     }
     let numbers: Vec<u32> = damaged.keys().copied().collect();
-    let done = Session::open_without(backend.clone(), &numbers).and_then(Session::close);
-    if done.is_ok() {
-        list.extend(damaged.values().map(|name| losses::of_snapshot(name)));
+    let session = match Session::open_without(backend.clone(), &numbers) {
+        Ok(session) => session,
+        Err(error) => {
+            tracing::warn!(%error, "the volume cannot be opened without its damaged snapshots");
+            return false;
+        }
+    };
+    // The volume without them is published by now.
+    list.extend(damaged.values().map(|name| losses::of_snapshot(name)));
+    if let Err(error) = session.close() {
+        tracing::warn!(%error, "damaged snapshots are given up, but the volume could not be closed");
     }
-    done.is_ok()
+    true
 }
 
 /// Steps 2 and 3; false if nothing can be done.

@@ -5,8 +5,10 @@
 //! its place: an older version of it, if there is one, is none, since its parent named another. Where an
 //! inner node is lost, its children are looked for among the nodes that were found: those in its range of
 //! keys, as old as it or older, that the newest map of the pool calls used; the newest one where several
-//! cover a key. What no such node covers is lost. Ranges of the map of used blocks are filled with "all
-//! used", so that nothing is overwritten by whoever opens the volume before the repair has ended.
+//! cover a key. Nodes of two images of one checkpoint, of which only the later one was published, are equally
+//! old: the lower block is taken. That can be wrong without a map only, where all that was found is listed as
+//! doubtful. What no such node covers is lost. Ranges of the map of used blocks are filled with "all used",
+//! so that nothing is overwritten by whoever opens the volume before the repair has ended.
 //!
 //! Invariants: the result covers every key exactly once; a block is named once; no node is named that
 //! contradicts what names it.

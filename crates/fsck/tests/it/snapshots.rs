@@ -226,6 +226,69 @@ fn a_damaged_snapshot_is_given_up_alone() {
     }
 }
 
+/// Four snapshots shared the leaf of an old file, and an extent in it was wrong. fsck read the leaf for the
+/// first one only and took the others for whole. So the lossy repair gave up one snapshot at a time, came to
+/// the end of its passes, and changed nothing.
+#[test]
+fn snapshots_that_share_a_wrong_extent_are_given_up_together() {
+    let backend = device(&crate::common::format());
+    let volume = options().open_backend(backend.clone()).unwrap();
+    (0..400).for_each(|number| volume.write(format!("file-{number}"), vec![1; 20_000]).unwrap());
+    volume.take_snapshot("before").unwrap();
+    let old = volume.metadata("file-200").unwrap().ino();
+    volume.close().unwrap();
+    let mut session = Session::open(backend.clone()).unwrap();
+    let wrong = Extent { file_block: 0, disk_block: BlockNo(1), len: 5, unwritten: false, birth: 0 };
+    session.put(Key::extent(old, 0), &wrong.encode());
+    session.close().unwrap();
+    let volume = options().open_backend(backend.clone()).unwrap();
+    for number in 0..4 {
+        volume.write(format!("new-{number}"), vec![2; 20_000]).unwrap();
+        volume.take_snapshot(&format!("s{number}")).unwrap();
+    }
+    volume.write("new-4", vec![2; 20_000]).unwrap();
+    volume.close().unwrap();
+
+    let report = check_backend(backend.clone(), &LOSSY).unwrap();
+    assert_eq!(report.exit_code(), 1, "{:#?}", report.issues);
+    for number in 0..4 {
+        let told = format!("the snapshot \"s{number}\" is given up");
+        assert!(report.losses.iter().any(|loss| loss.what == told), "{told}: {:#?}", report.losses);
+    }
+    assert_clean(&backend.visible(), "after the repair");
+    let volume = options().open_backend(backend).unwrap();
+    let left: Vec<String> = volume.snapshots().unwrap().into_iter().map(|snapshot| snapshot.name).collect();
+    assert_eq!(left, ["before"]);
+    assert!(volume.open_snapshot("before").unwrap().read("file-200").unwrap() == vec![1; 20_000]);
+}
+
+/// A part of a snapshot's map of space made no sense, under checksums that fitted. The repair knew that some
+/// snapshot's blocks were unknown, but not whose, and gave up all snapshots.
+#[test]
+fn a_snapshot_whose_map_of_space_makes_no_sense_is_given_up_alone() {
+    let (image, contents) = with_many_snapshots(4);
+    let mut editor = Editor::new(&image);
+    editor.edit_space_root(2, |page, block| {
+        assert_eq!(page.level(), 0);
+        let at = (0..page.count()).find(|at| page.key(*at).kind == KeyKind::FreeSpace).unwrap();
+        let value = page.value(at);
+        let start = block.windows(value.len()).rposition(|bytes| bytes == value).unwrap();
+        block[start] = 0xff;
+    });
+    let report = check(&editor.image).unwrap();
+    assert!(report.has(IssueKind::SnapshotDamaged), "{:#?}", report.issues);
+    let backend = device(&editor.image);
+    let report = check_backend(backend.clone(), &LOSSY).unwrap();
+    assert_eq!(report.exit_code(), 1, "{:#?}", report.issues);
+    let told: Vec<&str> = report.losses.iter().map(|loss| loss.what.as_str()).collect();
+    assert_eq!(told, ["the snapshot \"s1\" is given up"]);
+    assert_clean(&backend.visible(), "after the repair");
+    let volume = options().open_backend(backend).unwrap();
+    for name in ["s0", "s2", "s3"] {
+        assert!(walk_volume(&volume.open_snapshot(name).unwrap()) == contents[name], "{name} has changed");
+    }
+}
+
 /// The leaf that named the snapshots was lost: they went without a word in the list of losses.
 #[test]
 fn snapshots_whose_names_are_lost_are_told() {
@@ -402,6 +465,7 @@ fn an_unfinished_receive_is_left_as_it_is() {
 /// A standby lost a leaf in the midst of a receive, or a part of its journal. The repair looked for an
 /// unfinished receive only where recovery takes a volume: so the lossy one gave up the snapshot that the
 /// receive had begun at, and the volume had half of the new state. A salvage copied that half.
+/// A later one copied the snapshot. It said that this was all, and did not mention the journal.
 #[test]
 fn what_an_unfinished_receive_began_at_is_not_given_up() {
     let source = device(&with_snapshots());
@@ -447,6 +511,8 @@ fn what_an_unfinished_receive_began_at_is_not_given_up() {
         let copy = tempfile::tempdir().unwrap();
         let salvaged = quire_fsck::salvage_backend(device(&damaged), copy.path(), None).unwrap();
         assert!(salvaged.problems.iter().any(|problem| problem.path == "/"), "{what}: {salvaged:?}");
+        let is_cut = salvaged.losses.iter().any(|loss| loss.what.contains("the journal is cut there"));
+        assert_eq!(is_cut, what == "the journal", "{what}: {salvaged:?}");
         for (path, (_, content)) in before.iter().filter(|(_, (kind, _))| *kind == FileType::Regular as u8) {
             assert!(std::fs::read(copy.path().join(&path[1..])).unwrap() == *content, "{what}: {path}");
         }

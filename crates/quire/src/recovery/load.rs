@@ -35,6 +35,8 @@ pub struct RecoveryReport {
     pub orphans: usize,
     /// Orphan blocks that did not check.
     pub damaged_orphan_blocks: usize,
+    /// Where the journal was cut, if only what can be read of the volume was asked for.
+    pub(crate) cut: JournalCut,
 }
 
 /// A tree as of the end of the journal, in memory only.

@@ -94,8 +94,10 @@ pub(crate) fn open_unfinished(
     mut options: VolumeOptions,
 ) -> Result<(Arc<Engine>, RecoveryReport)> {
     let device = Device::new(backend.clone());
-    let mut loaded =
-        if options.remains { load_remains(&device, &options)?.0 } else { load(&device, &options)? };
+    let (mut loaded, cut) = match options.remains {
+        true => load_remains(&device, &options)?,
+        false => (load(&device, &options)?, JournalCut::default()),
+    };
     if let Some(before) = unfinished::shown_instead(&device, &loaded.tree, &options)? {
         options.snapshot = Some(before);
     }
@@ -117,7 +119,7 @@ pub(crate) fn open_unfinished(
         tracing::warn!("the volume remembers an error: `quire fsck --repair` looks into it");
     }
     let records = loaded.report.records;
-    let mut report = loaded.report.clone();
+    let mut report = RecoveryReport { cut, ..loaded.report.clone() };
     report.read_only_because = superblock.read_only_because().map(|error| error.to_string());
     if device.is_read_only() && !options.read_only {
         report.read_only_because.get_or_insert_with(|| "it may not be written".into());

@@ -6,6 +6,7 @@ use quire_device::simulated::Image;
 use quire_format::key::{Key, KeyKind};
 use quire_format::node::{NodeIdentity, NodePage, NodeRef, Roots};
 use quire_format::pool::{CHUNK_BYTES, HEADER_BYTES, ManifestPage, ORPHAN_BYTES, OrphanRef, PageIdentity};
+use quire_format::snapshot::Snapshot;
 use quire_format::superblock::{SLOT_BLOCKS, Superblock, far_slots};
 
 const NODE_HEADER: usize = quire_format::node::HEADER_BYTES;
@@ -269,6 +270,22 @@ impl Editor {
                 }
             }
         }
+    }
+
+    /// Changes bytes of the root of a snapshot's space tree; checksums follow up to both superblocks. Nothing
+    /// else names this node.
+    pub fn edit_space_root(&mut self, number: u32, change: impl FnOnce(&NodePage, &mut [u8; BLOCK_SIZE])) {
+        let at = self.key(Key::snapshot(number));
+        let mut snapshot = Snapshot::decode(&self.value(&at)).unwrap();
+        let mut roots = snapshot.superblock.roots();
+        let root = roots[0];
+        assert!(!self.nodes().contains(&root), "the volume has it, too");
+        let (page, mut block) = (self.page(&root), self.block(root.block));
+        change(&page, &mut block);
+        roots[0].crc = crc(&mut block, 4);
+        self.image.write(root.block, &block);
+        snapshot.superblock.set_roots(roots);
+        self.set_value(&at, &snapshot.encode());
     }
 
     fn path(&self, from: &NodeRef, to: BlockNo, path: &mut Vec<(BlockNo, usize)>) -> bool {
