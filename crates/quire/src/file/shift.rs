@@ -251,8 +251,6 @@ impl Engine {
                     } {}
                 }
                 LoggedKind::Insert => {
-                    prepare_step()?;
-                    self.split_at(inode, operation.start)?;
                     while {
                         prepare_step()?;
                         self.move_some_up(inode, id, operation)?
@@ -312,18 +310,28 @@ impl Engine {
     fn move_some_up(&self, inode: &Arc<Inode>, id: u64, operation: &mut LoggedOp) -> Result<bool> {
         let by = operation.end - operation.start;
         self.move_some(inode, id, operation, |engine, operation, batch| {
-            let mut found = Vec::new();
+            let (point, floor) = (operation.start, Key::extent(inode.number, 0));
+            let mut found: Vec<Extent> = Vec::new();
             let mut below = operation.cursor;
-            while below > operation.start && found.len() < batch {
-                let (at, floor) =
-                    (Key::extent(inode.number, below - 1), Key::extent(inode.number, operation.start));
+            while below > point && found.len() < batch {
+                let at = Key::extent(inode.number, below - 1);
                 let Some((key, value)) = engine.store.tree.last_at_or_before(at, floor)? else { break };
-                found.push(Extent::decode(key.offset, &value)?);
-                below = key.offset;
+                let extent = Extent::decode(key.offset, &value)?;
+                if extent.file_end() <= point {
+                    break;
+                }
+                found.push(extent);
+                below = extent.file_block.max(point);
             }
             found.reverse();
-            let moved = moved(&found, |file_block| file_block.checked_add(by))?;
-            let cursor = found.first().map_or(operation.cursor, |extent| extent.file_block);
+            // Of an extent that reaches over the point the part before it stays. Writeback of blocks before the
+            // point goes on, and may merge extents there at any time: so it is cut as it moves.
+            let stays = found.first().and_then(|extent| extent.clip(0, point));
+            let behind: Vec<Extent> =
+                found.iter().filter_map(|extent| extent.clip(point, u64::MAX)).collect();
+            let mut moved = moved(&behind, |file_block| file_block.checked_add(by))?;
+            let cursor = behind.first().map_or(operation.cursor, |extent| extent.file_block);
+            moved.splice(0..0, stays);
             Ok((found, moved, cursor))
         })
     }
@@ -355,20 +363,6 @@ impl Engine {
         self.store.commit_extents(inode, transaction, inode.written())?;
         *operation = next;
         Ok(true)
-    }
-
-    /// Splits the extent that straddles a file block, so that what follows can move alone.
-    fn split_at(&self, inode: &Arc<Inode>, block: u64) -> Result<()> {
-        let mut transaction = self.store.begin(Cost::new(1, 128).with_extents(4).critical())?;
-        self.load_change(transaction.ticket(), inode, &(block..block + 1), 1)?;
-        let _meta = inode.meta();
-        let found = self.store.extents_in(inode, block, 1, 1)?;
-        let Some(extent) = found.first().filter(|extent| extent.file_block < block) else { return Ok(()) };
-        let parts = [extent.clip(0, block), extent.clip(block, u64::MAX)].into_iter().flatten().collect();
-        let plan = Replacement::between(vec![*extent], parts);
-        self.change_extents(&mut transaction, inode, plan);
-        self.store.commit_extents(inode, transaction, inode.written())?;
-        Ok(())
     }
 }
 

@@ -437,3 +437,35 @@ fn who_sees_a_change_of_names_can_make_it_durable() {
         assert!(shows(&crashed(seed, body).1), "seed {seed}: change {change} is gone");
     }
 }
+
+/// An insertion split the extent at its point, and then moved the extents behind it. A writeback of the
+/// blocks before the point came in between, merged the two halves again, and the insertion left both where
+/// they were: the size was that of the longer file, and its contents were not. (Found by `sim`.)
+#[test]
+fn an_insertion_moves_what_a_writeback_merges_meanwhile() {
+    const AT: u64 = 32 * BLOCK as u64;
+    for seed in 0..200 {
+        let body = |volume: &Volume, device: &SimulatedBackend| {
+            let file = volume.inodes().create(&volume.inodes().root(), b"f", &Create::file(0o644)).unwrap();
+            // One run of blocks, of which only the second half is written.
+            volume.inodes().allocate(&file, FallocateMode::Allocate, 0, 2 * AT).unwrap();
+            volume.inodes().write_at(&file, &[2; AT as usize], AT, IoFlags::empty()).unwrap();
+            volume.inodes().fsync(&file, false).unwrap();
+            volume.inodes().write_at(&file, &[1; AT as usize], 0, IoFlags::empty()).unwrap();
+            let insert = {
+                let (volume, file) = (volume.clone(), file.clone());
+                let insert = move || {
+                    volume.inodes().allocate(&file, FallocateMode::Insert, AT, 4 * BLOCK as u64).unwrap();
+                };
+                thread::Builder::new().spawn(insert).unwrap()
+            };
+            volume.inodes().fsync(&file, false).unwrap();
+            insert.join().unwrap();
+            volume.inodes().fsync(&file, false).unwrap();
+            ((), device.crash(CrashPolicy::LoseAll))
+        };
+        let bytes = contents(&crashed(seed, body).1);
+        let expected = [vec![1; AT as usize], vec![0; 4 * BLOCK], vec![2; AT as usize]].concat();
+        assert!(bytes == expected, "seed {seed}: the blocks behind the point have not moved");
+    }
+}
