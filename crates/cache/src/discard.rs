@@ -19,7 +19,7 @@ use crate::index::BLOCKS_END;
 use crate::index::Pins;
 use crate::mapping::Mapping;
 use crate::segment;
-use crate::write::{Source, homeless};
+use crate::write::{Source, edges, homeless};
 use quire_base::sync::Arc;
 use quire_base::units::blocks_for;
 use quire_base::{BLOCK_SIZE, Result};
@@ -98,17 +98,16 @@ impl Mapping {
         }
     }
 
-    /// Makes ready to zero bytes `[start, end)`, which lie in one block, so that [`Zeroing::apply`] cannot
+    /// Makes ready to zero bytes `[start, end)`, no more than a batch, so that [`Zeroing::apply`] cannot
     /// fail. `None` where there is nothing to do: holes and unwritten blocks that are not dirty read as zeros
-    /// already. For the partial edge blocks of truncate and punch, and for what a write beyond EOF exposes.
-    /// The caller holds the gate so that nobody writes there.
+    /// already. For the partial edge blocks of truncate and punch, for the units that a punch cuts, and for
+    /// what a write beyond EOF exposes. The caller holds the gate so that nobody writes there.
     pub fn prepare_zero(&self, start: u64, end: u64) -> Result<Option<Zeroing<'_>>> {
-        let block = start / BLOCK_SIZE as u64;
-        debug_assert!(start < end && blocks_for(end) == block + 1, "bytes of one block: {start}..{end}");
+        let (first, stop) = (start / BLOCK_SIZE as u64, blocks_for(end));
         // What is still to be written is looked at before the map: in between it may get its home, not lose
         // it.
-        if self.next_cached_data(block, block + 1).is_none() {
-            let runs = crate::backing::map_all(&*self.backing()?, block, 1)?;
+        if self.next_cached_data(first, stop).is_none() {
+            let runs = crate::backing::map_all(&*self.backing()?, first, stop - first)?;
             if !runs.iter().any(|run| run.home.data().is_some()) {
                 return Ok(None);
             }
@@ -116,20 +115,21 @@ impl Mapping {
         let mut room = self.prepare_write(start, (end - start) as usize)?;
         let mut pins = Pins::new();
         let mut wait = MemoryWait::default();
-        while let Err(short) = self.pin_or_make(block, block + 1, BLOCKS_END, &mut pins, &mut room) {
+        while let Err(short) = self.pin_or_make(first, stop, BLOCKS_END, &mut pins, &mut room) {
             self.core.refill_room(&mut room, short.0, &mut wait)?;
         }
-        self.learn_homes(&pins, block, block + 1)?;
-        // Valid once, the block stays valid while its folio is pinned: nobody else may drop it.
-        self.fill_edge(&pins, block)?;
-        let mut promise = Promise(None);
-        if homeless(&pins, block, block + 1) > 0 {
-            // The data belongs to a snapshot, too.
-            let backing = self.backing()?;
-            backing.reserve(1)?;
-            promise = Promise(Some(backing));
+        self.learn_homes(&pins, first, stop)?;
+        // Valid once, a block stays valid while its folio is pinned: nobody else may drop it.
+        let (head, tail) = edges(start, end);
+        head.into_iter().chain(tail).try_for_each(|edge| self.fill_edge(&pins, edge))?;
+        let mut promise = Promise { backing: self.backing()?, blocks: 0 };
+        // Holes, and data that belongs to a snapshot, too.
+        let homeless = homeless(&pins, first, stop);
+        if homeless > 0 {
+            promise.backing.reserve(homeless)?;
+            promise.blocks = homeless;
         }
-        Ok(Some(Zeroing { mapping: self, start, len: (end - start) as usize, pins, promise }))
+        Ok(Some(Zeroing { mapping: self, start, end, pins, promise }))
     }
 
     /// [`Mapping::prepare_zero`] and [`Zeroing::apply`] in one, for callers that change nothing else.
@@ -139,41 +139,42 @@ impl Mapping {
     }
 }
 
-/// Bytes of one block that can be zeroed without failing: the block is in memory, and has a home or space for
-/// one.
+/// Bytes that can be zeroed at once without failing: the blocks that they cover in part are in memory, and
+/// each block has a home or space for one.
 #[must_use]
 pub struct Zeroing<'a> {
     mapping: &'a Mapping,
     start: u64,
-    len: usize,
+    end: u64,
     pins: Pins,
     promise: Promise,
 }
 
-/// A block's worth of reserved space; dropped, it goes back.
-struct Promise(Option<Arc<dyn Backing>>);
+/// Reserved space; dropped, it goes back.
+struct Promise {
+    backing: Arc<dyn Backing>,
+    blocks: u64,
+}
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        if let Some(backing) = self.0.take() {
-            backing.unreserve(1);
+        if self.blocks > 0 {
+            self.backing.unreserve(self.blocks);
         }
     }
 }
 
 impl Zeroing<'_> {
-    /// Zeroes them. Waits for writeback of the block: who holds a reservation holds writeback off as well
+    /// Zeroes them. Waits for writeback of the blocks: who holds a reservation holds writeback off as well
     /// ([`Mapping::hold_writeback`]).
     pub fn apply(self) {
-        let Zeroing { mapping, start, len, pins, mut promise } = self;
-        let block = start / BLOCK_SIZE as u64;
-        segment::lock_all(mapping.segments(&pins, block, block + 1), &mapping.core.parking);
-        debug_assert!(mapping.may_copy(&pins, block, block + 1, Some(block), None));
-        if homeless(&pins, block, block + 1) > 0 {
-            debug_assert!(promise.0.is_some());
-            // The dirty block has it from here on.
-            promise.0 = None;
-        }
-        mapping.change(&pins, start, Source::Zeros(len), &mut || {});
+        let Zeroing { mapping, start, end, pins, mut promise } = self;
+        let (first, stop) = (start / BLOCK_SIZE as u64, blocks_for(end));
+        let (head, tail) = edges(start, end);
+        segment::lock_all(mapping.segments(&pins, first, stop), &mapping.core.parking);
+        debug_assert!(mapping.may_copy(&pins, first, stop, head, tail));
+        // The dirty blocks have it from here on.
+        promise.blocks -= homeless(&pins, first, stop);
+        mapping.change(&pins, start, Source::Zeros((end - start) as usize), &mut || {});
     }
 }

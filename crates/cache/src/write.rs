@@ -118,8 +118,7 @@ impl Mapping {
         }
         let bytes_end = offset + source.len() as u64;
         let (first, end) = (offset / BLOCK_SIZE as u64, blocks_for(bytes_end));
-        let head = (!offset.is_multiple_of(BLOCK_SIZE as u64)).then_some(first);
-        let tail = (!bytes_end.is_multiple_of(BLOCK_SIZE as u64)).then_some(end - 1);
+        let (head, tail) = edges(offset, bytes_end);
         let mut pins = Pins::new();
         let mut wait = MemoryWait::default();
         loop {
@@ -294,6 +293,12 @@ impl Mapping {
         before_unlock();
         self.segments(pins, first, end).for_each(|segment| segment.unlock(&self.core.parking));
     }
+}
+
+/// The first and the last block of bytes `[start, end)`, where these cover it in part.
+pub(crate) fn edges(start: u64, end: u64) -> (Option<u64>, Option<u64>) {
+    let partial = |at: u64| (!at.is_multiple_of(BLOCK_SIZE as u64)).then_some(at / BLOCK_SIZE as u64);
+    (partial(start), partial(end))
 }
 
 /// Blocks of `[first, end)` that would become dirty without a home. Under the locks.

@@ -93,12 +93,7 @@ impl Engine {
                 self.settle_growth(inode, size)?;
             }
             match mode {
-                FallocateMode::PunchHole => {
-                    let whole = self.zero_cut_units(inode, offset, end)?;
-                    if !whole.is_empty() {
-                        self.punch(inode, whole.start, whole.end)?;
-                    }
-                }
+                FallocateMode::PunchHole => self.punch(inode, offset, end)?,
                 FallocateMode::ZeroRange { .. } => {
                     self.fill_holes(inode, offset, end)?;
                     // A snapshot's blocks leave the file, which gets others in their place.
@@ -160,7 +155,7 @@ impl Engine {
         Ok(first..last.max(first))
     }
 
-    /// Gives blocks back. Edge blocks are zeroed through the cache.
+    /// Gives blocks back. Edges are zeroed through the cache.
     fn punch(self: &Arc<Engine>, inode: &InodeRef, offset: u64, end: u64) -> Result<()> {
         let (blocks, edges) = prepare_edges(inode, offset, end)?;
         if blocks.is_empty() {
@@ -418,19 +413,25 @@ fn unwrite_cost(extents: usize) -> Cost {
     Cost::new(2, 256).with_extents(2 * extents + 4)
 }
 
-/// The whole blocks of a range of bytes, and its parts that are not whole blocks, ready to be zeroed.
+/// The whole blocks of a range of bytes, and its other parts, ready to be zeroed. In a file with units these
+/// are whole units, and parts of units, each of which changes at once.
 fn prepare_edges(inode: &InodeRef, offset: u64, end: u64) -> Result<(Range<u64>, Vec<Zeroing<'_>>)> {
-    let block = BLOCK_SIZE as u64;
-    let (first, last) = (offset.div_ceil(block), end / block);
+    let unit = inode.unit_blocks().unwrap_or(1);
+    let bytes = unit * BLOCK_SIZE as u64;
+    let (first, last) = (offset.div_ceil(bytes), end / bytes);
     let mapping = inode.mapping();
     let parts = match first <= last {
-        true => [offset..first * block, last * block..end],
-        // All of it lies within one block.
+        true => [offset..first * bytes, last * bytes..end],
+        // All of it lies within one.
         false => [offset..end, end..end],
     };
     let mut edges = Vec::with_capacity(parts.len());
-    for part in parts.into_iter().filter(|part| !part.is_empty()) {
-        edges.extend(mapping.prepare_zero(part.start, part.end)?);
+    for part in parts {
+        // What lies behind the end of the file reads as zeros already.
+        let end = part.end.min(inode.size());
+        if part.start < end {
+            edges.extend(mapping.prepare_zero(part.start, end)?);
+        }
     }
-    Ok((first..last.max(first), edges))
+    Ok((first * unit..last.max(first) * unit, edges))
 }

@@ -6,8 +6,8 @@
 //! blocks.
 //!
 //! Order
-//! 1. the edges: partial blocks that will be zeroed are read into memory and pinned
-//!    ([`quire_cache::Zeroing`]);
+//! 1. the edges: partial blocks, or parts of untorn units, that will be zeroed are read into memory and
+//!    pinned ([`quire_cache::Zeroing`]);
 //! 2. the tree leaves and allocation groups that the change needs are loaded, and stay while a ticket lives;
 //! 3. writeback is held off the range, and what is under way there has ended ([`WritebackHold`]);
 //! 4. the transaction reserves;
@@ -41,7 +41,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) bytes: Range<u64>,
     /// The whole blocks among them, which are dropped from the cache.
     pub(crate) blocks: Range<u64>,
-    /// The partial blocks.
+    /// The partial blocks, or parts of units.
     pub(crate) edges: Vec<Zeroing<'a>>,
     /// A change of too many extents is to be logged; else the caller changes as many as there is room for.
     pub(crate) may_log: bool,

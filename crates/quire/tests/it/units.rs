@@ -4,7 +4,7 @@ use crate::common::{BLOCK, file, new_volume};
 use crate::groups::{after_crash, read, write};
 use crate::groups_over_growth::set_unit;
 use quire::inodes::{FallocateMode, InodeRef, IoFlags};
-use quire::{Commit, Volume};
+use quire::{Commit, ErrorKind, Volume};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::CrashPolicy;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ fn a_size_beyond_a_unit_brings_the_writes_before_it() {
         ("a size behind growth", true, |volume, a| volume.inodes().set_len(a, END).unwrap()),
         ("a size within growth", true, |volume, a| volume.inodes().set_len(a, 5 * BLOCK as u64).unwrap()),
         ("an allocation", false, |volume, a| {
-            volume.inodes().allocate(a, FallocateMode::Allocate, 0, END).unwrap();
+            volume.inodes().allocate(a, FallocateMode::Allocate, 4 * BLOCK as u64, END).unwrap();
         }),
         ("zeros", false, |volume, a| {
             let mode = FallocateMode::ZeroRange { keep_size: false };
@@ -100,4 +100,68 @@ fn a_size_beyond_a_unit_brings_the_writes_before_it() {
         }
     }
     assert!(failures.is_empty(), "{failures:#?}");
+}
+
+/// A punch that cuts units zeroed their parts one after the other, and then prepared its transaction. If a
+/// later step found no space, for blocks that a snapshot has, the call failed and the earlier parts were
+/// zeros.
+#[test]
+fn a_punch_that_finds_no_space_leaves_cut_units_as_they_were() {
+    let (_, volume, a) = with_ones(16);
+    volume.take_snapshot("s").unwrap();
+    let filler = file(&volume, "filler");
+    let (mut filled, mut step) = (0, 1 << 24);
+    while step >= BLOCK as u64 {
+        match volume.inodes().allocate(&filler, FallocateMode::KeepSize, filled, step) {
+            Ok(()) => filled += step,
+            Err(error) if error.kind() == ErrorKind::NoSpace => step /= 2,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let (from, to) = (BLOCK + 10, 14 * BLOCK + 10);
+    let mut refused = 0;
+    for free in 1.. {
+        match volume.inodes().allocate(&a, FallocateMode::PunchHole, from as u64, (to - from) as u64) {
+            Ok(()) => break,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}"),
+        }
+        assert!(read(&volume, &a) == [1; 16 * BLOCK], "a part of what failed was done");
+        refused += 1;
+        // Space for one block more.
+        let last = filled - free * BLOCK as u64;
+        volume.inodes().allocate(&filler, FallocateMode::PunchHole, last, BLOCK as u64).unwrap();
+        volume.sync().unwrap();
+    }
+    assert!(refused > 4, "there was space at once");
+    let mut wanted = [1; 16 * BLOCK];
+    wanted[from..to].fill(0);
+    assert!(read(&volume, &a) == wanted);
+}
+
+/// What a punch within one unit, or over the border of two, leaves after a crash.
+#[test]
+fn a_punch_that_has_no_whole_unit_changes_each_as_a_whole() {
+    for (from, to) in [(10, 3 * BLOCK), (BLOCK, 2 * BLOCK), (2 * BLOCK + 10, 6 * BLOCK + 10)] {
+        let (device, volume, a) = with_ones(12);
+        let start = device.event_count();
+        volume.inodes().allocate(&a, FallocateMode::PunchHole, from as u64, (to - from) as u64).unwrap();
+        volume.sync().unwrap();
+        let mut after = vec![1; 12 * BLOCK];
+        after[from..to].fill(0);
+        assert!(read(&volume, &a) == after);
+        for (seed, event) in (start..=device.event_count()).enumerate() {
+            let Some(image) = device.crash_at(event, CrashPolicy::Power { seed: seed as u64 }) else {
+                continue;
+            };
+            let seen = after_crash(image, &["a"]);
+            for (found, after) in
+                seen[0].as_ref().unwrap().chunks(UNIT * BLOCK).zip(after.chunks(UNIT * BLOCK))
+            {
+                let whole = found == after || found == [1; UNIT * BLOCK];
+                assert!(whole, "{from}..{to}, event {event}: a unit is there in part");
+            }
+        }
+        let seen = after_crash(device.crash(CrashPolicy::LoseAll), &["a"]);
+        assert!(seen[0].as_ref() == Some(&after));
+    }
 }
