@@ -1,10 +1,9 @@
 //! Allocating ahead, punching and zeroing.
 //!
 //! All hold the gate exclusively with the exclusive sequence odd, so they are atomic to readers and writers.
-//! A punch that finds no space, or fails to read, leaves everything as it was ([`super::prepared`]); but
-//! parts of untorn units that it cuts are zeroed one after the other before that, and stay zeroed. A punch or
-//! zeroing of more extents than one transaction takes is a logged operation: after a crash all of it is done,
-//! or nothing.
+//! A punch that finds no space, or fails to read, leaves everything as it was ([`super::prepared`]). A punch
+//! or zeroing of more extents than one transaction takes is a logged operation: after a crash all of it is
+//! done, or nothing.
 //!
 //! Holes get their blocks in as many transactions as it takes. The blocks are reserved before the first, so
 //! a call that finds no space for them leaves everything as it was. A later transaction may still fail, for

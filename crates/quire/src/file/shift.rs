@@ -324,8 +324,8 @@ impl Engine {
                 below = extent.file_block.max(point);
             }
             found.reverse();
-            // Of an extent that reaches over the point the part before it stays. Writeback of blocks before the
-            // point goes on, and may merge extents there at any time: so it is cut as it moves.
+            // Of an extent that reaches over the point the part before it stays. Writeback of blocks before
+            // the point goes on, and may merge extents there at any time: so it is cut as it moves.
             let stays = found.first().and_then(|extent| extent.clip(0, point));
             let behind: Vec<Extent> =
                 found.iter().filter_map(|extent| extent.clip(point, u64::MAX)).collect();
