@@ -373,6 +373,16 @@ mod tests {
         }
     }
 
+    /// Answers requests for a volume until the listener is closed.
+    fn serve(what: &str, volume: &Volume) -> (SocketAddr, Arc<UnixListener>, std::thread::JoinHandle<()>) {
+        let name = format!("quire-test-{what}-{}", std::process::id());
+        let name = SocketAddr::from_abstract_name(name).unwrap();
+        let listener = Arc::new(UnixListener::bind_addr(&name).unwrap());
+        let (listening, served) = (listener.clone(), volume.clone());
+        let thread = std::thread::spawn(move || control(&listening, &served, &Asked::default()));
+        (name, listener, thread)
+    }
+
     /// While a device took its time for a discard of a trim, no other request was answered: a freeze that had
     /// begun, and a snapshot that was taken, passed for failures.
     #[test]
@@ -380,11 +390,7 @@ mod tests {
         let backend = Arc::new(Stalling(MemoryBackend::new(16384), Mutex::new(())));
         quire::FormatOptions::new().format_backend(backend.clone()).unwrap();
         let volume = quire::VolumeOptions::new().cache_bytes(16 << 20).open_backend(backend.clone()).unwrap();
-        let name = format!("quire-test-trim-{}", std::process::id());
-        let name = SocketAddr::from_abstract_name(name).unwrap();
-        let listener = Arc::new(UnixListener::bind_addr(&name).unwrap());
-        let (listening, served) = (listener.clone(), volume.clone());
-        let thread = std::thread::spawn(move || control(&listening, &served, &Asked::default()));
+        let (name, listener, thread) = serve("trim", &volume);
         let ask = |request: &[u8]| {
             let mut stream = UnixStream::connect_addr(&name).unwrap();
             limit(&stream).unwrap();
@@ -415,11 +421,7 @@ mod tests {
         let volume = quire::VolumeOptions::new().cache_bytes(16 << 20).open_backend(backend).unwrap();
         volume.write("file", vec![7; 8 << 20]).unwrap();
         volume.take_snapshot("s").unwrap();
-        let name = format!("quire-test-streams-{}", std::process::id());
-        let name = SocketAddr::from_abstract_name(name).unwrap();
-        let listener = Arc::new(UnixListener::bind_addr(&name).unwrap());
-        let (listening, served) = (listener.clone(), volume.clone());
-        let thread = std::thread::spawn(move || control(&listening, &served, &Asked::default()));
+        let (name, listener, thread) = serve("streams", &volume);
         let ask = |request: &[u8]| {
             let mut stream = UnixStream::connect_addr(&name).unwrap();
             limit(&stream).unwrap();

@@ -37,7 +37,7 @@ use quire_format::logged::{LoggedKind, LoggedOp};
 use quire_format::region::REGION_BLOCKS;
 
 /// Nodes that moving extents changes beside those of the extents: above the inode and the logged operation,
-/// and at the point where an extent is split.
+/// and at the point where an extent is cut.
 const NODES_ASIDE: u64 = 16;
 
 /// How often an operation that has to succeed is tried again, and how long it waits before.
