@@ -12,7 +12,8 @@
 //!    that comes later, as far as they are still free then ([`crate::discarding`]).
 //!
 //! Groups with queued frees are named on sharded lists, so that a force costs nothing for the others. A group
-//! is on at most one list.
+//! is on at most one list. Beside each list stands whether it has any, so that a force with nothing to free
+//! reads these lines and writes none.
 
 use crate::allocator::Allocator;
 use crate::group::Piece;
@@ -20,7 +21,7 @@ use crossbeam_utils::CachePadded;
 use quire_base::metrics::Counter;
 use quire_base::shard::{self, SHARDS};
 use quire_base::sync::Mutex;
-use quire_base::sync::atomic::{AtomicU64, Ordering};
+use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use quire_base::{Error, Result, Seq};
 use quire_format::extent::Run;
 
@@ -29,35 +30,43 @@ const LISTS: usize = SHARDS;
 #[cfg(any(loom, shuttle))]
 const LISTS: usize = if SHARDS < 1 { SHARDS } else { 1 };
 
+#[derive(Default)]
+struct List {
+    groups: Mutex<Vec<usize>>,
+    /// Whether `groups` has any. Changes under its lock.
+    any: AtomicBool,
+}
+
 /// Which groups have deferred frees, and up to where the journal is durable.
 pub(crate) struct Deferred {
-    lists: [CachePadded<Mutex<Vec<usize>>>; LISTS],
+    lists: [CachePadded<List>; LISTS],
     durable: AtomicU64,
     pub(crate) blocks: Counter,
 }
 
 impl Deferred {
     pub(crate) fn new() -> Deferred {
-        Deferred {
-            lists: std::array::from_fn(|_| CachePadded::new(Mutex::new(Vec::new()))),
-            durable: AtomicU64::new(0),
-            blocks: Counter::new(),
-        }
+        Deferred { lists: Default::default(), durable: AtomicU64::new(0), blocks: Counter::new() }
     }
 
     fn list(&self, group: usize) {
-        self.lists[shard::current() % LISTS].lock().push(group);
+        let list = &self.lists[shard::current() % LISTS];
+        let mut groups = list.groups.lock();
+        groups.push(group);
+        list.any.store(true, Ordering::Release);
     }
 
     fn is_empty(&self) -> bool {
-        self.lists.iter().all(|list| list.lock().is_empty())
+        !self.lists.iter().any(|list| list.any.load(Ordering::Acquire))
     }
 
     /// Empties the lists; ascending, so that runs of neighbouring groups meet.
     fn take_lists(&self) -> Vec<usize> {
         let mut groups = Vec::new();
         for list in &self.lists {
-            groups.append(&mut list.lock());
+            let mut listed = list.groups.lock();
+            groups.append(&mut listed);
+            list.any.store(false, Ordering::Release);
         }
         groups.sort_unstable();
         groups
@@ -118,6 +127,9 @@ impl Allocator {
     /// were applied after they were durable.
     pub fn durable(&self, seq: Seq) {
         self.deferred.durable.fetch_max(seq.0, Ordering::AcqRel);
+        // Before the look at the lists. One of two threads sees what the other did: who puts a group back on
+        // a list looks at the position behind it.
+        fence(Ordering::SeqCst);
         self.settle();
     }
 
@@ -149,6 +161,7 @@ impl Allocator {
                 self.free_for_good(due);
             }
             // A thread that moved the position on meanwhile may have found the lists empty because of us.
+            fence(Ordering::SeqCst);
             if self.deferred.durable.load(Ordering::Acquire) == durable {
                 return any;
             }

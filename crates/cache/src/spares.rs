@@ -16,20 +16,23 @@ use crate::folio::FolioRef;
 use crate::index::BLOCK_COST;
 use quire_base::shard::SHARDS;
 use quire_base::sync::Mutex;
+use smallvec::SmallVec;
 
 /// Spare folios of a shard at most.
-const SPARES_MAX: u64 = 16;
+const SPARES_MAX: usize = 16;
 /// The part of the limit that is spare at most.
 const SHARE: u64 = 64;
 
 /// Spare folios of each shard at most, in a cache of `limit` bytes.
 pub(crate) fn most(limit: u64) -> u64 {
-    (limit / SHARE / SHARDS as u64 / BLOCK_COST).min(SPARES_MAX)
+    (limit / SHARE / SHARDS as u64 / BLOCK_COST).min(SPARES_MAX as u64)
 }
 
+/// The folios stand in the shard itself: a buffer of their own would share its cache line with whatever lies
+/// beside it in memory.
 #[derive(Default)]
 #[repr(align(64))]
-struct Shard(Mutex<Vec<FolioRef>>);
+struct Shard(Mutex<SmallVec<[FolioRef; SPARES_MAX]>>);
 
 /// See the module's documentation. Shards are those of [`quire_base::shard`].
 #[derive(Default)]
