@@ -11,6 +11,7 @@ use crate::budget::{Budget, Room};
 use crate::config::CacheConfig;
 use crate::dirty_line::DirtyLine;
 use crate::finish::Finisher;
+use crate::flusher::{self, Need};
 use crate::folio::{FolioRef, Order, header_bytes};
 use crate::ghosts::Ghosts;
 use crate::index::{BLOCK_COST, ENTRY_BYTES};
@@ -138,6 +139,16 @@ impl Inflight {
 pub(crate) struct FlusherSignal {
     pub stop: bool,
     pub kicked: bool,
+    /// A thread waits for memory.
+    lacks_memory: bool,
+}
+
+impl FlusherSignal {
+    /// What a background thread has been told, and does next.
+    pub fn taken(&mut self) -> Need {
+        self.kicked = false;
+        if std::mem::take(&mut self.lacks_memory) { Need::Memory } else { Need::Due }
+    }
 }
 
 impl Core {
@@ -290,13 +301,12 @@ impl Core {
     }
 
     /// Waits a little for something to become clean, as nothing can be dropped: the background threads write
-    /// when much of the limit is dirty. With `write` the caller writes, whatever the limit. False: that is of
-    /// no use any more.
+    /// whatever is dirty. With `write` the caller writes. False: that is of no use any more.
     fn await_memory(self: &Arc<Core>, wait: &mut MemoryWait, write: bool) -> bool {
         self.metrics.memory_waits.add(1);
         let is_running = self.running.load(Ordering::Acquire);
         if write || !is_running {
-            if crate::flusher::write_some(self, true) {
+            if flusher::write_some(self, Need::All) {
                 *wait = MemoryWait { was_short: wait.was_short, ..MemoryWait::default() };
                 return true;
             }
@@ -306,7 +316,7 @@ impl Core {
                 return wait.steps <= STEPS_MAX;
             }
         }
-        self.kick_flusher();
+        self.tell_flusher(true);
         self.wait_for_progress(MEMORY_NAP);
         wait.standstill.look(self.cleaned_blocks.load(Ordering::Relaxed), Instant::now()) < PATIENCE
     }
@@ -433,7 +443,12 @@ impl Core {
 
     /// Lets a background thread look at once.
     pub fn kick_flusher(&self) {
+        self.tell_flusher(false);
+    }
+
+    fn tell_flusher(&self, lacks_memory: bool) {
         let mut signal = self.flusher.lock();
+        signal.lacks_memory |= lacks_memory;
         if !signal.kicked {
             signal.kicked = true;
             self.flusher_wake.notify_one();

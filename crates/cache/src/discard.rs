@@ -122,6 +122,9 @@ impl Mapping {
         // Valid once, a block stays valid while its folio is pinned: nobody else may drop it.
         let (head, tail) = edges(start, end);
         head.into_iter().chain(tail).try_for_each(|edge| self.fill_edge(&pins, edge))?;
+        // Read-ahead that began before the gate was closed may still be under way: its bytes would land
+        // behind the zeros.
+        pins.iter().try_for_each(|pin| self.pass_filled(pin, first, stop))?;
         let mut promise = Promise { backing: self.backing()?, blocks: 0 };
         // Holes, and data that belongs to a snapshot, too.
         let homeless = homeless(&pins, first, stop);

@@ -1,10 +1,11 @@
 //! Background writeback: what is written when nobody asked.
 //!
 //! A step takes mappings with unfinished blocks from the front of a line ([`crate::dirty_line`]), those that
-//! wait longest first, and no more of them than it writes. Over the background threshold it writes whatever
-//! there is, below it what is due; a file that failed a moment ago waits a second. A step puts about
-//! [`STEP_BLOCKS`] under way at most; a file with more stays in front, and the next step goes on with it. All
-//! are started before any is waited for. Then clean folios are dropped ahead of need.
+//! wait longest first, and no more of them than it writes. Over the background threshold, and where threads
+//! wait for memory, it writes whatever there is, below it what is due; a file that failed a moment ago waits
+//! a second. A step puts about [`STEP_BLOCKS`] under way at most; a file with more stays in front, and the
+//! next step goes on with it. All are started before any is waited for. Then clean folios are dropped ahead
+//! of need.
 //!
 //! Dirty data is due at an age of half a minute, that of files which programs make durable after a second
 //! ([`Mapping::note_forced`]). An fsync waits for all that is dirty, and on a mount the kernel keeps writers
@@ -59,9 +60,21 @@ const TAIL_NANOS: i64 = 1_000_000_000;
 /// How often a background thread looks by itself.
 const PERIOD: Duration = Duration::from_millis(500);
 
+/// What a step writes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// What is due; over the background threshold whatever there is.
+    Due,
+    /// Whatever there is: threads wait for memory, and what is clean cannot be dropped. One dirty block keeps
+    /// all of its folio, so little may be dirty then.
+    Memory,
+    /// As `Memory`, what failed a moment ago as well, and the end of a growing file.
+    All,
+}
+
 /// One step of everything; true if it did something.
 pub(crate) fn step(core: &Arc<Core>) -> bool {
-    let wrote = write_some(core, false);
+    let wrote = write_some(core, Need::Due);
     let reclaimed = reclaim_ahead(core);
     count_step(core, wrote || reclaimed);
     wrote || reclaimed
@@ -73,11 +86,11 @@ fn count_step(core: &Core, did_something: bool) {
     }
 }
 
-/// Writes a part of what is dirty and waits for it; true if blocks have become clean. With `force` whatever
-/// its age, and what failed a moment ago as well.
-pub(crate) fn write_some(core: &Arc<Core>, force: bool) -> bool {
+/// Writes a part of what is dirty and waits for it; true if blocks have become clean.
+pub(crate) fn write_some(core: &Arc<Core>, need: Need) -> bool {
     let before = core.cleaned_blocks.load(Ordering::Relaxed);
-    let over = force || is_over(core);
+    let force = need == Need::All;
+    let over = need != Need::Due || is_over(core);
     // Without background threads nobody else makes progress meanwhile: who comes second waits.
     let turn = if core.running.load(Ordering::Acquire) {
         core.small_files.try_lock()
@@ -258,12 +271,12 @@ pub(crate) fn work(core: &Arc<Core>) {
         if signal.stop {
             return;
         }
-        signal.kicked = false;
+        let mut need = signal.taken();
         drop(signal);
         loop {
             let began = core.clock.now();
             let before = core.cleaned_blocks.load(Ordering::Relaxed);
-            let wrote = write_some(core, false);
+            let wrote = write_some(core, need);
             let reclaimed = reclaim_ahead(core);
             core.note_rate(
                 core.cleaned_blocks.load(Ordering::Relaxed) - before,
@@ -274,10 +287,10 @@ pub(crate) fn work(core: &Arc<Core>) {
             if wrote && !signal.stop && !signal.kicked && !is_over(core) {
                 core.flusher_wake.wait_for(&mut signal, PACED_PAUSE);
             }
-            signal.kicked = false;
             if signal.stop || !(wrote || reclaimed) {
                 break;
             }
+            need = signal.taken();
         }
     }
 }

@@ -255,20 +255,20 @@ impl Mapping {
     /// Locks every segment of a folio that nobody uses, for one that removes it from the index.
     fn may_leave(&self, start: u64, folio: FolioRef, own_pins: u32) -> bool {
         // The flag before the pins: a pin taken from the list is older than the unlisting.
-        let idle = folio.is(self.number, start)
-            && !folio.listed.load(Ordering::Acquire)
-            && folio.pins() == own_pins
-            && folio.filling().is_empty()
-            && !folio.unfinished();
-        if !idle || !lock_whole(&folio, &self.core) {
+        let is_idle =
+            || !folio.listed.load(Ordering::Acquire) && folio.pins() == own_pins && !folio.unfinished();
+        let may_be_locked = folio.is(self.number, start) && is_idle() && folio.filling().is_empty();
+        if !may_be_locked || !lock_whole(&folio, &self.core) {
             return false;
         }
-        // A writer may have come and gone since the first look. Nobody lists a folio that is locked whole.
-        let listed = folio.listed.load(Ordering::Acquire);
-        if listed {
+        // A writer may have come and gone since the first look, writeback of what it wrote may have taken the
+        // folio from the list, and the list may have let go of it again. Nobody lists a folio that is locked
+        // whole.
+        let leaves = is_idle();
+        if !leaves {
             unlock_whole(&folio, &self.core);
         }
-        !listed
+        leaves
     }
 
     /// Splits a folio as [`Mapping::remove`] would remove it: the segments of `keep` become folios with this

@@ -74,6 +74,12 @@ pub(crate) struct Wait {
 }
 
 impl Wait {
+    /// What it waits for from block `first` on is gathered once more, unseen.
+    fn put_off(&mut self, first: u64) {
+        let Wait { pending, again, .. } = self;
+        pending.remove(first, BLOCKS_END, |number, bits| again.insert_bits(number, bits));
+    }
+
     /// Whether nothing has to happen any more before its owner goes on.
     fn is_over(&self) -> bool {
         self.pending.is_empty() && !self.is_gathering && !self.is_behind_hold
@@ -366,8 +372,10 @@ impl Snapshot {
         // A busy segment's holder may wait for any of these in turn.
         let around: Vec<(u64, u64)> =
             busy.iter().map(|(first, end)| (*first, end + self.mapping.core.batch_blocks())).collect();
+        // What comes behind is for the next wave: a look at all of it, at each wave, were quadratic.
+        let looked_to = if is_held { to } else { seen_to };
+        let stop = around.last().map_or(looked_to, |(_, end)| looked_to.max(*end));
         let mut at = from;
-        let stop = around.last().map_or(to, |(_, end)| to.max(*end));
         while at < stop {
             let mut waits = self.mapping.waits.lock();
             let mut in_flight: SmallVec<[(u64, u64); 4]> = SmallVec::new();
@@ -399,6 +407,7 @@ impl Snapshot {
         }
         self.mapping.end_gathering(number, |wait, is_hold_alive| {
             wait.is_behind_hold = is_held && is_hold_alive;
+            wait.put_off(stop);
             for (first, end) in busy {
                 (first..end).filter(|block| self.blocks.contains(*block)).for_each(|block| {
                     wait.again.insert_bits(block / 64, 1 << (block % 64));

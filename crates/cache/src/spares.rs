@@ -36,7 +36,7 @@ struct Shard(Mutex<SmallVec<[FolioRef; SPARES_MAX]>>);
 
 /// See the module's documentation. Shards are those of [`quire_base::shard`].
 #[derive(Default)]
-pub(crate) struct Spares([Shard; SHARDS]);
+pub(crate) struct Spares(Box<[Shard; SHARDS]>);
 
 impl Spares {
     /// Takes one of a shard's.

@@ -79,7 +79,7 @@ fn half_way(background: u64, limit: u64) -> u64 {
 fn write_it_ourselves(core: &Arc<Core>, bytes: u64, goal: u64) -> Result<()> {
     let mut idle = 0;
     while core.dirty_bytes() + bytes > goal {
-        if flusher::write_some(core, true) {
+        if flusher::write_some(core, flusher::Need::All) {
             idle = 0;
         } else {
             idle += 1;

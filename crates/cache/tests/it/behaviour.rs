@@ -756,3 +756,42 @@ fn space_is_not_waited_for_with_segments_locked() {
     file.write(BS, &[2; 4096]).unwrap();
     in_group().unwrap();
 }
+
+/// A punch of an untorn file zeroes whole blocks in memory. It did not wait for read-ahead of them that had
+/// begun before: the old bytes came behind the zeros, and were written home.
+#[test]
+fn read_ahead_does_not_come_behind_zeros() {
+    let world = World::new(roomy());
+    let file = world.file();
+    file.write(0, &pattern(1, 8 * BS as usize)).unwrap();
+    world.cache.write_back_all().unwrap();
+    file.mapping().evict_all();
+    world.faulty.hold.store(true, Ordering::SeqCst);
+    file.mapping().read_ahead(0, 8 * BS).unwrap();
+    world.faulty.hold.store(false, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let zeroing = scope.spawn(|| file.mapping().zero(5 * BS, 8 * BS));
+        // What does not wait has ended by then.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        world.faulty.release_held();
+        zeroing.join().unwrap().unwrap();
+    });
+    let mut expected = pattern(1, 8 * BS as usize);
+    expected[5 * BS as usize..].fill(0);
+    assert!(file.read(0, 8 * BS as usize).unwrap() == expected);
+}
+
+/// Random writes had left a dirty block in each folio of a full cache. Nothing could be dropped, and the
+/// background threads wrote nothing, since little was dirty: misses waited until it was due, or failed.
+#[test]
+fn little_that_is_dirty_keeps_no_memory() {
+    let world = World::new(CacheConfig::new(128 << 20));
+    world.cache.start().unwrap();
+    let (large, scattered) = (world.file(), world.file());
+    (0..120).for_each(|n| large.write(n << 20, &pattern(n, 1 << 20)).unwrap());
+    world.cache.write_back_all().unwrap();
+    (0..120 << 2).for_each(|n| large.write(n << 18, &[1]).unwrap());
+    (0..2500).for_each(|n| scattered.write(n << 20, &pattern(n, BS as usize)).unwrap());
+    assert!(scattered.read(2499 << 20, BS as usize).unwrap() == pattern(2499, BS as usize));
+    world.cache.stop();
+}

@@ -23,7 +23,7 @@ pub struct Faulty {
     pub fail_writes: AtomicBool,
     /// Completions run on a thread of their own, late.
     pub slow: AtomicBool,
-    /// Completions are kept back until they are released.
+    /// Requests are kept back until they are released.
     pub hold: AtomicBool,
     held: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
     writing: Mutex<BTreeMap<u64, u64>>,
@@ -55,10 +55,10 @@ impl Faulty {
         })
     }
 
-    /// Lets those complete that were kept back, on this thread.
+    /// Lets those go that were kept back, on this thread.
     pub fn release_held(&self) {
         let held = std::mem::take(&mut *self.held.lock().unwrap());
-        held.into_iter().for_each(|complete| complete());
+        held.into_iter().for_each(|go| go());
     }
 
     fn has_bad_block(&self, at: u64, blocks: u64) -> bool {
@@ -145,14 +145,11 @@ impl Backend for Shared {
             let faulty = self.0.clone();
             let done = std::mem::replace(&mut io.done, Box::new(|_| ()));
             let slow = faulty.slow.load(Ordering::Relaxed);
-            let keeper = faulty.hold.load(Ordering::Relaxed).then(|| faulty.clone());
             let finish = move |outcome: Result<()>| {
                 faulty.end(op, at, blocks);
                 done(outcome);
             };
-            io.done = if let Some(keeper) = keeper {
-                Box::new(move |outcome| keeper.held.lock().unwrap().push(Box::new(|| finish(outcome))))
-            } else if slow {
+            io.done = if slow {
                 Box::new(move |outcome| {
                     std::thread::spawn(move || {
                         std::thread::sleep(SLOW);
@@ -162,7 +159,12 @@ impl Backend for Shared {
             } else {
                 Box::new(finish)
             };
-            self.0.inner.submit(class, vec![io]);
+            let backend = self.0.clone();
+            let go = move || backend.inner.submit(class, vec![io]);
+            match self.0.hold.load(Ordering::Relaxed) {
+                true => self.0.held.lock().unwrap().push(Box::new(go)),
+                false => go(),
+            }
         }
     }
 }
