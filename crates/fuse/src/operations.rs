@@ -43,6 +43,7 @@ use quire::{Metadata, Statfs, Volume};
 use quire_base::sync::Arc;
 use quire_base::{Error, ErrorKind, Result};
 
+use data::Opened;
 use file_table::FileTable;
 use inode_table::{InodeTable, Mark};
 use kept::Kept;
@@ -203,6 +204,14 @@ impl Operations {
         if !snapshots::is_node(node) {
             self.inodes.forget(node, count);
         }
+    }
+
+    /// The kernel is not told of an entry after all, nor of the file that was opened with it.
+    pub fn take_back(&self, entry: &Entry, opened: Option<Opened>) {
+        if let Some(opened) = opened {
+            self.files.remove(opened.handle);
+        }
+        self.forget(entry.attributes.ino().0, 1);
     }
 
     /// Drops all references to inodes, at the end: the kernel does not say farewell to each.

@@ -231,7 +231,8 @@ impl Operations {
         done
     }
 
-    /// Writes `data`; the count may be short only when an error or the end of space came after it.
+    /// Writes `data`; the count may be short only when an error or the end of space came after it, and only
+    /// for a program's call.
     ///
     /// The kernel has already turned `O_APPEND` into an offset, under a lock on the file that it holds until
     /// the whole call is answered. A large append may arrive as several requests at once, in any order, so
@@ -259,7 +260,10 @@ impl Operations {
         {
             how.insert(IoFlags::APPEND);
         }
-        let written = self.volume.inodes().write_at(&file.inode, data, request.offset, how);
+        let written = match request.from_page_cache {
+            true => self.write_pages(&file.inode, data, request.offset, how),
+            false => self.volume.inodes().write_at(&file.inode, data, request.offset, how),
+        };
         if request.from_page_cache
             && let Err(error) = &written
             && error.kind() != ErrorKind::WouldBlock
@@ -269,6 +273,16 @@ impl Operations {
             tracing::warn!("inode {}: the kernel gives up what was written: {error}", file.inode.number());
         }
         written
+    }
+
+    /// Writes all of what the kernel sends of its pages, or fails. The kernel takes a short count for the
+    /// whole: the pages would be clean, and what is missing lost.
+    fn write_pages(&self, inode: &InodeRef, data: &[u8], offset: u64, how: IoFlags) -> Result<usize> {
+        let mut done = 0;
+        while done < data.len() {
+            done += self.volume.inodes().write_at(inode, &data[done..], offset + done as u64, how)?;
+        }
+        Ok(done)
     }
 
     /// What a write does to times. With `cache=writeback` the kernel sends the times by themselves, and its
@@ -444,4 +458,46 @@ fn has_set_id(inode: &InodeRef, request: &WriteRequest) -> bool {
 /// Whether a write, one that the kernel has not looked after itself, may have capabilities to take away.
 fn may_have_capabilities(inode: &InodeRef, request: &WriteRequest) -> bool {
     !request.from_page_cache && inode.may_have_capabilities()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::names::Make;
+    use super::super::snapshots::ShowSnapshots;
+    use super::super::{Caller, Operations};
+    use super::*;
+
+    /// Pages that the kernel wrote back in one large request were lost without a word where the volume had
+    /// room for the first part only: the answer was a short count, which the kernel takes for success.
+    #[test]
+    fn pages_are_written_whole_or_not_at_all() {
+        let memory = std::sync::Arc::new(quire::backend::MemoryBackend::new(16 << 10));
+        quire::FormatOptions::new().format_backend(memory.clone()).unwrap();
+        let volume = quire::VolumeOptions::new().cache_bytes(16 << 20).open_backend(memory).unwrap();
+        let operations = Operations::new(volume.clone(), CacheMode::Writeback, false, ShowSnapshots::Off);
+        let make = Make { mode: 0o600, umask: 0, rdev: 0, caller: Caller { uid: 0, gid: 0 } };
+        let create = |name| operations.create(1, name, &make, libc::O_RDWR, false).unwrap();
+        let (entry, file) = create(b"file");
+        let (_, filler) = create(b"filler");
+        let room = || {
+            let now = volume.statfs();
+            now.available * u64::from(now.block_size)
+        };
+        let write = |handle, offset, data: &[u8], from_page_cache| {
+            let request =
+                WriteRequest { handle, offset, flags: libc::O_RDWR, from_page_cache, kill_set_id: false };
+            operations.write(&request, data)
+        };
+        let mut filled = 0;
+        while room() > 3 << 19 {
+            filled += write(filler.handle, filled, &[1; 128 << 10], false).unwrap() as u64;
+            volume.sync().unwrap();
+        }
+        let outcome = write(file.handle, 0, &vec![2; 4 << 20], true);
+        assert_eq!(outcome.map_err(|error| error.kind()), Err(ErrorKind::NoSpace));
+        let there = operations.attributes(entry.attributes.ino().0).unwrap().size();
+        assert!((1 << 20..4 << 20).contains(&there), "{there} bytes of the first part");
+        operations.forget_everything();
+        volume.close().unwrap();
+    }
 }

@@ -92,7 +92,7 @@ impl Operations {
     }
 
     pub(super) fn can_group(&self, handle: u64) -> bool {
-        self.files.get(handle).is_ok_and(|file| file.uncached && file.inode.kind().is_file())
+        self.files.get(handle).is_ok_and(|file| file.writable && file.uncached && file.inode.kind().is_file())
     }
 
     pub(super) fn start_group(&self, handle: u64) -> Result<()> {

@@ -1,8 +1,8 @@
 //! Structures and numbers of `linux/fuse.h`, in the machine's byte order, as the kernel lays them out.
 //!
-//! Layouts are those of version 7.33 and later (Linux 5.12), the oldest that [`super::negotiate`] accepts;
-//! the ring's came with 7.42 (Linux 6.14). Field meanings are the kernel's; what is not used here is named
-//! `_...`.
+//! Layouts are those of version 7.33 and later with `SETXATTR_EXT` (Linux 5.13), the oldest that
+//! [`super::negotiate`] accepts; the ring's came with 7.42 (Linux 6.14). Field meanings are the kernel's;
+//! what is not used here is named `_...`.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -56,7 +56,7 @@ structures! {
     WriteIn = 40 { handle: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32, _padding: u32 }
     ReleaseIn = 24 { handle: u64, flags: u32, release_flags: u32, lock_owner: u64 }
     FsyncIn = 16 { handle: u64, flags: u32, _padding: u32 }
-    /// Without the extension that `SETXATTR_EXT` would bring.
+    /// The long form, which `SETXATTR_EXT` brings.
     SetxattrIn = 16 { size: u32, flags: u32, setxattr_flags: u32, _padding: u32 }
     GetxattrIn = 8 { size: u32, _padding: u32 }
     InterruptIn = 8 { unique: u64 }

@@ -1,5 +1,9 @@
 //! INIT: what is used of what the kernel offers, and the limits of requests.
 
+use std::cmp::Ordering;
+
+use quire_base::{Error, ErrorKind, Result};
+
 use super::abi::{self, init};
 
 /// Largest request in bytes that is asked for. The kernel has a limit of its own (`fs.fuse.max_pages_limit`),
@@ -35,6 +39,24 @@ pub struct Agreed {
     pub ring: bool,
     /// The kernel's minor version.
     pub minor: u32,
+}
+
+/// Refuses a kernel that is older than those whose structures are known here. Linux 5.11 and 5.12 have the
+/// same minor version as 5.13, but only the short form of SETXATTR.
+pub fn check(args: &abi::InitIn) -> Result<()> {
+    let is_old = match args.major.cmp(&abi::MAJOR) {
+        Ordering::Less => true,
+        Ordering::Equal => args.minor < abi::MINOR_MIN || offered(args, 0) & init::SETXATTR_EXT == 0,
+        Ordering::Greater => false,
+    };
+    if is_old {
+        let text = format!(
+            "mounts need Linux 5.13 or newer; this kernel speaks an older FUSE ({}.{})",
+            args.major, args.minor
+        );
+        return Err(Error::new(ErrorKind::Unsupported, text));
+    }
+    Ok(())
 }
 
 /// Whether the kernel, in its INIT, offers requests through io_uring.
@@ -165,6 +187,22 @@ mod tests {
         );
         assert_eq!((out.flags, out.flags2), (0, 0));
         assert_eq!((agreed.ring, agreed.request_max), (false, REQUEST_MIN));
+    }
+
+    /// Linux 5.11 and 5.12 were accepted by their minor version, and the names and values of extended
+    /// attributes that they sent were read from the wrong place.
+    #[test]
+    fn kernels_without_the_long_setxattr_are_refused() {
+        let kernel = |major, minor, flags| abi::InitIn { major, minor, flags, ..KERNEL };
+        let without = !(init::SETXATTR_EXT as u32);
+        check(&KERNEL).unwrap();
+        check(&kernel(7, 33, u32::MAX)).unwrap();
+        check(&kernel(8, 0, without)).expect("it is told which version is spoken here");
+        for old in [kernel(7, 33, without), kernel(7, 32, u32::MAX), kernel(6, 45, u32::MAX)] {
+            let error = check(&old).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.to_string().contains("Linux 5.13"), "{error}");
+        }
     }
 
     #[test]

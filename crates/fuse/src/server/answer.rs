@@ -61,7 +61,7 @@ impl Server {
                         Answer::Control(0, self.fact(args.command, args.out_size))
                     }
                     _ => perform(self.operations(), &request, exchange.message())
-                        .and_then(|answer| self.keep_promise(&request).map(|()| answer))
+                        .and_then(|answer| self.keep_promise(&request, answer))
                         .unwrap_or_else(|error| Answer::Refused(number(&error))),
                 };
                 return put(answer, exchange.room());
@@ -73,11 +73,31 @@ impl Server {
 
 impl Server {
     /// Makes a change durable where the mount promises that.
-    fn keep_promise(&self, request: &Request) -> Result<()> {
-        match self.promise.covers(&request.operation) {
-            true => self.operations().sync_node(request.header.nodeid),
-            false => Ok(()),
+    ///
+    /// Where that fails, the change has been made, and the kernel hears of a failure: it knows neither the
+    /// node nor the handle that the answer would have told it, and shows old attributes until it is told to
+    /// ask. Names that it keeps stay as they are: they fail with the journal, and then the volume has shut
+    /// down.
+    fn keep_promise(&self, request: &Request, answer: Answer) -> Result<Answer> {
+        if !self.promise.covers(&request.operation) {
+            return Ok(answer);
         }
+        let node = request.header.nodeid;
+        let Err(error) = self.operations().sync_node(node) else { return Ok(answer) };
+        match &answer {
+            Answer::Entry(Some(entry)) => self.operations().take_back(entry, None),
+            Answer::Created(entry, opened) => self.operations().take_back(entry, Some(*opened)),
+            _ => {}
+        }
+        let other = match request.operation {
+            Operation::Link { node, .. } => Some(node),
+            Operation::Rename { new_parent, .. } => Some(new_parent),
+            _ => None,
+        };
+        if let Some(notifier) = self.notifier.get() {
+            [Some(node), other].into_iter().flatten().for_each(|node| notifier.attributes_changed(node));
+        }
+        Err(error)
     }
 
     /// Performs a request if that needs no waiting. `None`: nothing has been done, and the message is as it
@@ -409,14 +429,142 @@ fn encode(answer: Answer, body: &mut Body<'_>) -> Result<Result<(), i32>, Full> 
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
     use quire::FileType;
+    use quire::backend::{Backend, BlockNo, Io, IoClass, MemoryBackend};
+    use quire_base::sync::Arc;
+    use quire_base::{Error, InodeNo};
+    use zerocopy::IntoBytes;
+
+    use super::super::Promise;
+    use super::*;
+    use crate::operations::snapshots::ShowSnapshots;
+    use crate::protocol::abi::{InHeader, opcode};
+    use crate::session::Events;
+    use crate::transport::Handler;
 
     #[test]
     fn types_in_directories() {
         for (kind, number) in [(FileType::Regular, 8), (FileType::Directory, 4), (FileType::Symlink, 10)] {
             let name = Name { name: b"x".to_vec(), node: 1, kind, cookie: 2 };
             assert_eq!(dirent(&name).kind, number);
+        }
+    }
+
+    /// A device whose flushes fail on demand.
+    struct Failing {
+        memory: MemoryBackend,
+        fails: AtomicBool,
+    }
+
+    impl Backend for Failing {
+        fn blocks(&self) -> u64 {
+            self.memory.blocks()
+        }
+        fn name(&self) -> String {
+            "failing memory".into()
+        }
+        fn is_read_only(&self) -> bool {
+            false
+        }
+        fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
+            self.memory.read(class, at, buf)
+        }
+        fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
+            self.memory.write(class, at, buf)
+        }
+        fn flush(&self) -> Result<()> {
+            match self.fails.load(Ordering::SeqCst) {
+                true => Err(Error::new(ErrorKind::Io, "as the test wants it")),
+                false => self.memory.flush(),
+            }
+        }
+        fn discard(&self, at: BlockNo, count: u64) -> Result<()> {
+            self.memory.discard(at, count)
+        }
+        fn submit(&self, class: IoClass, ios: Vec<Io>) {
+            self.memory.submit(class, ios);
+        }
+    }
+
+    struct Asked {
+        message: Vec<u8>,
+        room: [u8; 256],
+        answer: mpsc::Sender<Outcome>,
+    }
+
+    impl Exchange for Asked {
+        const MAY_WAIT: bool = true;
+        fn message(&self) -> Message<'_> {
+            Message::Whole(&self.message)
+        }
+        fn room(&mut self) -> &mut [u8] {
+            &mut self.room
+        }
+        fn reply(self, outcome: Outcome) {
+            self.answer.send(outcome).unwrap();
+        }
+        fn no_reply(self) {}
+    }
+
+    /// Asks for a change in the root directory.
+    fn ask(server: &Arc<Server>, opcode: u32, argument: &[u8], names: &[u8]) -> Outcome {
+        let length = (40 + argument.len() + names.len()) as u32;
+        let header = InHeader { len: length, opcode, unique: 2, nodeid: 1, ..InHeader::default() };
+        let message = [header.as_bytes(), argument, names].concat();
+        let (answer, answered) = mpsc::channel();
+        server.handle(Asked { message, room: [0; 256], answer });
+        answered.recv_timeout(Duration::from_secs(10)).expect("an answer")
+    }
+
+    /// What was made on a mount with `dirsync`, and could not be made durable, stayed in memory until the end
+    /// of the mount, and a file stayed open: the kernel had heard of a failure, and never forgot the one nor
+    /// closed the other.
+    #[test]
+    fn what_the_kernel_is_not_told_is_not_counted() {
+        let create = abi::CreateIn { flags: libc::O_RDWR as u32, mode: 0o600, ..Default::default() };
+        let mknod = abi::MknodIn { mode: libc::S_IFREG | 0o600, ..Default::default() };
+        let mkdir = abi::MkdirIn { mode: 0o700, ..Default::default() };
+        for code in [opcode::CREATE, opcode::MKNOD, opcode::MKDIR, opcode::SYMLINK, opcode::LINK] {
+            let (memory, fails) = (MemoryBackend::new(16 << 10), AtomicBool::new(false));
+            let device = std::sync::Arc::new(Failing { memory, fails });
+            quire::FormatOptions::new().format_backend(device.clone()).unwrap();
+            let volume =
+                quire::VolumeOptions::new().cache_bytes(16 << 20).open_backend(device.clone()).unwrap();
+            let operations = Operations::new(volume.clone(), CacheMode::Engine, false, ShowSnapshots::Off);
+            let events = Events::new();
+            let server = Server::new(operations, 1, Promise::Names, Duration::ZERO, events.sender.clone());
+            let server = Arc::new(server);
+            let operations = server.operations();
+            let make = Make { mode: 0o600, umask: 0, rdev: 0, caller: Caller { uid: 0, gid: 0 } };
+            let (old, opened) = operations.create(1, b"old", &make, libc::O_RDWR, false).unwrap();
+            let old = old.attributes.ino().0;
+            device.fails.store(true, Ordering::SeqCst);
+            let link = abi::LinkIn { node: old };
+            let (argument, names): (&[u8], &[u8]) = match code {
+                opcode::CREATE => (create.as_bytes(), b"new\0"),
+                opcode::MKNOD => (mknod.as_bytes(), b"new\0"),
+                opcode::MKDIR => (mkdir.as_bytes(), b"new\0"),
+                opcode::LINK => (link.as_bytes(), b"new\0"),
+                _ => (&[], b"new\0target\0"),
+            };
+            ask(&server, code, argument, names).expect_err("it is not durable");
+            // Told once here, and before where it is the old one.
+            let found = operations.lookup(1, b"new").expect("it was made");
+            let node = found.attributes.ino();
+            assert_ne!(node, InodeNo::ROOT);
+            operations.forget(node.0, if node.0 == old { 2 } else { 1 });
+            assert!(operations.attributes(node.0).is_err(), "request {code}");
+            let next = ReadRequest { handle: opened.handle + 1, offset: 0, flags: 0, for_page_cache: false };
+            let read = operations.read(&next, &mut [0; 8]);
+            assert_eq!(read.unwrap_err().kind(), ErrorKind::BadHandle);
+            server.finish();
+            operations.forget_everything();
+            // It has failed.
+            let _ = volume.close();
         }
     }
 }

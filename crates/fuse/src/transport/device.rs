@@ -120,18 +120,9 @@ impl Channel {
                 self.send(&mut buffer, unique, Err(libc::EIO)).map_err(failed)?;
                 continue;
             };
-            if args.major < abi::MAJOR || args.major == abi::MAJOR && args.minor < abi::MINOR_MIN {
+            if let Err(error) = negotiate::check(&args) {
                 self.send(&mut buffer, unique, Err(libc::EPROTO)).map_err(failed)?;
-                return Err(Error::new(
-                    ErrorKind::Unsupported,
-                    format!(
-                        "this kernel speaks FUSE {}.{}; at least {}.{} (Linux 5.12) is needed",
-                        args.major,
-                        args.minor,
-                        abi::MAJOR,
-                        abi::MINOR_MIN
-                    ),
-                ));
+                return Err(error);
             }
             if args.major > abi::MAJOR {
                 // A newer kernel is told the version spoken here, and starts again with that.

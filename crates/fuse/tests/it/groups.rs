@@ -191,7 +191,9 @@ fn groups_are_refused_where_they_cannot_be() {
         assert_eq!(code(control(&file, START)), libc::EBUSY, "one at a time");
         control(&file, COMMIT).unwrap();
         assert_eq!(code(control(&file, COMMIT)), libc::EINVAL, "none was started");
-        assert_eq!(code(control(&File::open(&path).unwrap(), START)), libc::EBADF, "not open for writing");
+        let reader = File::open(&path).unwrap();
+        assert_eq!(features(&reader).unwrap(), 0, "not open for writing");
+        assert_eq!(code(control(&reader, START)), libc::EBADF);
         let directory = File::open(mounted.path("")).unwrap();
         assert_eq!(features(&directory).unwrap(), 0);
         assert_eq!(code(control(&directory, START)), libc::EBADF);

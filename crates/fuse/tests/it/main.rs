@@ -6,6 +6,7 @@ mod groups;
 mod kept;
 mod leases;
 mod mounted;
+mod promises;
 mod properties;
 mod semantics;
 mod snapshots;

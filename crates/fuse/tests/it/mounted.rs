@@ -47,7 +47,7 @@ impl Mounted {
         }
         signals::block();
         let transport = options.transport;
-        let flags = MountFlags { source: "test".into(), allow_other: true, ..MountFlags::default() };
+        let flags = MountFlags { source: "test".into(), allow_other: true, ..options.flags };
         let options = ServeOptions { flags, ..options };
         let directory = tempfile::tempdir().unwrap();
         let switch = (transport == TransportChoice::Ring).then(RingSwitch::on);
