@@ -62,13 +62,14 @@ pub async fn run(arguments: &Create) -> Outcome {
         let taken = snapshot.taken().format("%Y-%m-%d %H:%M:%S");
         eprintln!("quire backup: {name} goes on with the snapshot {} of {taken} UTC", snapshot.name);
     }
-    let taken_at = snapshot.created;
+    // Not by their times: the clock may have been wrong.
+    let place = |snapshot: &Snapshot| snapshots.iter().position(|other| other == snapshot);
     let is_older = |backup: &&Manifest| {
         backup.volume == volume.uuid
-            && backup.snapshot.created < taken_at
-            && snapshots.contains(&backup.snapshot)
+            && place(&backup.snapshot).is_some_and(|older| Some(older) < place(&snapshot))
     };
-    let older: Vec<&Manifest> = contents.backups.iter().filter(is_older).collect();
+    let mut older: Vec<&Manifest> = contents.backups.iter().filter(is_older).collect();
+    older.sort_by_key(|backup| place(&backup.snapshot));
     let stored = async {
         let parent = match arguments.full {
             true => None,

@@ -387,6 +387,27 @@ fn the_newest_backup_is_that_of_the_newest_snapshot() {
     assert!(listed.contains("tuesday") && listed.lines().count() == 1, "{listed}");
 }
 
+/// A backup that was made while the clock was ahead was older than no other one: the next was full, and the
+/// snapshot stayed until the time had come.
+#[test]
+fn a_clock_that_was_ahead_breaks_no_chain() {
+    let world = World::new();
+    world.write("large", 300_000, 1);
+    let script = "if [ $1/$2 = snapshot/list ]; then\n\
+                  \"$QUIRE_BEHIND\" \"$@\" | sed '0,/\"created\": 1/s//\"created\": 4/'\nexit\nfi";
+    let ahead = in_place_of_quire(&world, script);
+    let create = |name: &str| {
+        let mut command = world.backup(&["create", "--name", name]);
+        let made = command.env("QUIRE", &ahead).env("QUIRE_BEHIND", quire()).output().unwrap();
+        assert!(made.status.success(), "{}", text(&made));
+        text(&made)
+    };
+    create("one");
+    let made = create("two");
+    assert!(made.contains("what has changed since one"), "{made}");
+    assert_eq!(world.snapshots(&world.volume), ["backup-two"]);
+}
+
 /// A restore that was killed while it made its volume could not be run again, and into a blank export only
 /// the first backup of a chain could be restored: a target that was there had to be a volume.
 #[test]
