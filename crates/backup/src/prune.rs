@@ -98,6 +98,9 @@ pub async fn run(arguments: &Prune) -> Outcome {
             }
         }
         leftovers += store.remove_staged(&name, now - UNFINISHED_KEPT, arguments.dry_run)?;
+        if !arguments.dry_run {
+            store.remove_empty(&name);
+        }
     }
     if leftovers > 0 {
         say!("{verb} {leftovers} parts of unfinished backups");

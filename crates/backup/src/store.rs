@@ -6,7 +6,6 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -18,10 +17,12 @@ use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{ClientConfigKey, Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 
+use crate::directory;
 use crate::failure::{FAILED, Failure, MISSING, Outcome};
 use crate::manifest::{MANIFEST_BYTES_MAX, Manifest, PART_BYTES_MAX, Part, check_name, is_part};
 
-const MANIFEST: &str = "manifest.json";
+/// The object that finishes a backup.
+pub const MANIFEST: &str = "manifest.json";
 /// Parts that are read at a time.
 const DOWNLOADS: usize = 2;
 /// Seconds in which a server answers.
@@ -102,7 +103,7 @@ impl Store {
             };
             let path = PathBuf::from(directory);
             if part_bytes.is_some() {
-                make_durably(&path)
+                directory::make_durably(&path)
                     .map_err(|error| Failure::system(format!("making the store {directory}"), &error))?;
             }
             if !path.is_dir() {
@@ -184,7 +185,17 @@ impl Store {
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
                 Ok(self.manifest(&manifest.name).await? == Some(Ok(manifest.clone())))
             }
-            Err(error) => Err(self.failure("writing", &at, &error)),
+            Err(error) => match &self.directory {
+                // The client makes a hard link, of which FAT and others know nothing.
+                Some(directory) if directory::has_no_links(&error) => {
+                    let directory = directory.join(&manifest.name);
+                    let published = directory::publish(&directory, MANIFEST, &manifest.to_json());
+                    published.map_err(|error| {
+                        Failure::system(format!("{}: writing {at} without hard links", self.url), &error)
+                    })
+                }
+                _ => Err(self.failure("writing", &at, &error)),
+            },
         }
     }
 
@@ -261,41 +272,22 @@ impl Store {
         self.delete(&Path::from_iter([name, object])).await
     }
 
-    /// In a directory, removes the files that uploads below a name have left which were killed before a time,
-    /// and the name's own directory if nothing is in it. Says how many files these are.
+    /// In a directory, removes the files that uploads below a name have left which were killed before a time.
+    /// Says how many files these are.
     pub fn remove_staged(&self, name: &str, before: DateTime<Utc>, dry_run: bool) -> Outcome<usize> {
         let Some(directory) = self.directory.as_ref().map(|directory| directory.join(name)) else {
             return Ok(0);
         };
-        let failure = |error: std::io::Error| Failure::system(directory.display(), &error);
-        let entries = match std::fs::read_dir(&directory) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
-            entries => entries.map_err(failure)?,
-        };
-        let mut removed = 0;
-        for entry in entries {
-            let entry = entry.map_err(failure)?;
-            if !entry.file_name().to_str().is_some_and(is_staged) {
-                continue;
-            }
-            // Whoever has finished an upload meanwhile has renamed the file.
-            let Ok(modified) = entry.metadata().and_then(|metadata| metadata.modified()) else { continue };
-            if DateTime::<Utc>::from(modified) >= before {
-                continue;
-            }
-            if !dry_run
-                && let Err(error) = std::fs::remove_file(entry.path())
-                && error.kind() != ErrorKind::NotFound
-            {
-                return Err(failure(error));
-            }
-            removed += 1;
-        }
-        if !dry_run {
+        let removed = directory::remove_staged(&directory, before, dry_run);
+        removed.map_err(|error| Failure::system(directory.display(), &error))
+    }
+
+    /// In a directory, removes that of a name, if nothing is in it.
+    pub fn remove_empty(&self, name: &str) {
+        if let Some(directory) = &self.directory {
             // It fails while anything is there; an upload makes the directory again.
-            let _ = std::fs::remove_dir(&directory);
+            let _ = std::fs::remove_dir(directory.join(name));
         }
-        Ok(removed)
     }
 
     async fn delete(&self, at: &Path) -> Outcome {
@@ -304,27 +296,6 @@ impl Store {
             Err(error) => Err(self.failure("deleting", at, &error)),
         }
     }
-}
-
-/// Makes the directory of a store unless it is there. Its parent has to exist, so that a misspelt path is an
-/// error.
-fn make_durably(path: &std::path::Path) -> std::io::Result<()> {
-    match std::fs::create_dir(path) {
-        Ok(()) => {}
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
-        Err(error) => return Err(error),
-    }
-    let above = path.parent().filter(|above| !above.as_os_str().is_empty());
-    std::fs::File::open(above.unwrap_or(".".as_ref()))?.sync_all()
-}
-
-/// Whether a file of a directory store is an upload that has not ended: `OBJECT#NUMBER`.
-fn is_staged(file: &str) -> bool {
-    file.rsplit_once('#').is_some_and(|(object, number)| {
-        (is_part(object) || object == MANIFEST)
-            && !number.is_empty()
-            && number.bytes().all(|byte| byte.is_ascii_digit())
-    })
 }
 
 /// Gives a request the time that a part takes over a slow line, unless a variable says otherwise.
@@ -348,22 +319,4 @@ fn with_timeouts(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A request had 30 s as a whole. Parts of 16 MiB, three at a time, never arrived over a line of 10
-    /// Mbit/s.
-    #[test]
-    fn a_part_may_take_long() {
-        let timeouts = |part_bytes, variable: &str| {
-            let builder = with_timeouts(AmazonS3Builder::new(), part_bytes, |name| name == variable);
-            [ClientConfigKey::Timeout, ClientConfigKey::ReadTimeout]
-                .map(|key| builder.get_config_value(&AmazonS3ConfigKey::Client(key)))
-        };
-        let some = |text: &str| Some(text.to_owned());
-        assert_eq!(timeouts(Some(16 << 20), ""), [some("1084s"), None]);
-        assert_eq!(timeouts(None, ""), [some("65596s"), some("60s")]);
-        assert_eq!(timeouts(None, "AWS_READ_TIMEOUT"), [some("65596s"), None]);
-        assert_eq!(timeouts(Some(16 << 20), "AWS_TIMEOUT"), [some("30s"), None]);
-    }
-}
+mod tests;
