@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use futures::{Stream, StreamExt, TryStreamExt};
+use futures::{Stream, StreamExt};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
@@ -202,13 +202,13 @@ impl Store {
     /// The parts below a name.
     pub async fn parts(&self, name: &str) -> Outcome<BTreeMap<String, StoredPart>> {
         let below = Path::from(name);
-        let listed: Result<Vec<_>, Error> = self.objects.list(Some(&below)).try_collect().await;
+        let listed = self.objects.list_with_delimiter(Some(&below)).await;
         let listed = listed.map_err(|error| self.failure("listing", &below, &error))?;
         let part = |meta: object_store::ObjectMeta| {
             let object = meta.location.filename().filter(|object| is_part(object))?.to_owned();
             Some((object, StoredPart { size: meta.size, modified: meta.last_modified }))
         };
-        Ok(listed.into_iter().filter_map(part).collect())
+        Ok(listed.objects.into_iter().filter_map(part).collect())
     }
 
     /// The first part of these backups that is not there, or has another size. What is in them is not read.

@@ -585,3 +585,21 @@ fn a_prune_leaves_no_files_and_no_directories() {
     assert_eq!(names, ["two"]);
     world.done(&["verify"]);
 }
+
+/// `quire backup prune` in a wrong directory removed each empty directory that it found. In a directory of
+/// stores it counted the parts of old backups as deleted, and deleted none.
+#[test]
+fn a_prune_leaves_alone_what_is_no_backup() {
+    let mut world = World::new();
+    world.write("note", 5000, 1);
+    world.done(&["create", "--name=one"]);
+    let others = world.store.join("others");
+    std::fs::create_dir(&others).unwrap();
+    assert!(!world.done(&["prune", "--keep-last=1"]).contains("deleted"));
+    assert!(others.exists());
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(25 * 3600);
+    std::fs::File::options().write(true).open(&world.parts("one")[0]).unwrap().set_modified(old).unwrap();
+    world.store = world.dir.path().to_owned();
+    let above = world.done(&["prune", "--keep-last=1"]);
+    assert!(above.contains("has no backups") && !above.contains("deleted"), "{above}");
+}
