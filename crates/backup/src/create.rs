@@ -116,10 +116,7 @@ async fn parent<'m>(
     for backup in older.iter().rev() {
         let Ok(chain) = chain(&backups, &backup.name) else { continue };
         let Some(lost) = store.lacks(chain).await? else { return Ok(Some(backup)) };
-        eprintln!(
-            "quire backup: warning: {} cannot be restored: {lost} is missing or has another size",
-            backup.name
-        );
+        eprintln!("quire backup: warning: {} cannot be restored: {lost}", backup.name);
     }
     Ok(None)
 }
@@ -203,7 +200,7 @@ async fn check_stored(store: &Store, manifest: &Manifest) -> Outcome {
     if let Some(lost) = store.lacks([manifest]).await? {
         return Err(Failure::new(
             MISSING,
-            format!("{lost} has disappeared: run the same command with --name {}", manifest.name),
+            format!("{lost}: run the same command with --name {}", manifest.name),
         ));
     }
     if let Some(parent) = &manifest.parent

@@ -52,7 +52,7 @@ pub async fn run(arguments: &Prune) -> Outcome {
     }
     let needed = contents.backups.iter().filter(|backup| needed.contains(backup.name.as_str()));
     if let Some(lost) = store.lacks(needed).await? {
-        broken.push(format!("{lost} is missing or has another size"));
+        broken.push(lost);
     }
     if !broken.is_empty() {
         return Err(Failure::new(

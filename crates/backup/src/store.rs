@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
@@ -25,6 +25,8 @@ use crate::manifest::{MANIFEST_BYTES_MAX, Manifest, PART_BYTES_MAX, Part, check_
 pub const MANIFEST: &str = "manifest.json";
 /// Parts that are read at a time.
 const DOWNLOADS: usize = 2;
+/// Manifests that are read, and listings that are asked for, at a time.
+const REQUESTS: usize = 16;
 /// Seconds in which a server answers.
 const ANSWER_SECONDS: u64 = 60;
 /// An upload or download that is slower is given up.
@@ -122,20 +124,21 @@ impl Store {
 
     fn failure(&self, doing: &str, object: &Path, error: &Error) -> Failure {
         let code = if matches!(error, Error::NotFound { .. }) { MISSING } else { FAILED };
-        let mut message = format!("{}: {doing} {object}: {error}", self.url);
-        let mut source = std::error::Error::source(error);
-        while let Some(error) = source {
-            let more = error.to_string();
-            if !message.contains(&more) {
-                message = format!("{message}: {more}");
-            }
-            source = error.source();
-        }
+        let message = format!("{}: {}", self.url, with_sources(format!("{doing} {object}"), error));
         // What a server of S3 answers is XML.
         if message.contains("<Code>NoSuchBucket</Code>") {
             return Failure::new(MISSING, format!("{}: there is no such bucket; make it first", self.url));
         }
         Failure::new(code, message)
+    }
+
+    /// What a read that failed means. In a directory this one object is damaged, and others may be good: a
+    /// disk has bad sectors. A server that fails says nothing about its objects.
+    fn unreadable(&self, doing: &str, object: &Path, error: &Error) -> Outcome<String> {
+        match self.directory {
+            Some(_) => Ok(with_sources(format!("{doing} {object}"), error)),
+            None => Err(self.failure(doing, object, error)),
+        }
     }
 
     /// The names that have objects, finished or not.
@@ -148,9 +151,12 @@ impl Store {
 
     /// All finished backups.
     pub async fn contents(&self) -> Outcome<Contents> {
+        let names = self.names().await?;
+        let read = futures::stream::iter(&names).map(|name| self.manifest(name)).buffered(REQUESTS);
+        let manifests: Vec<_> = read.try_collect().await?;
         let mut contents = Contents::default();
-        for name in self.names().await? {
-            match self.manifest(&name).await? {
+        for (name, manifest) in names.into_iter().zip(manifests) {
+            match manifest {
                 None => {}
                 Some(Ok(manifest)) => contents.backups.push(manifest),
                 Some(Err(why)) => contents.damaged.push((name, why)),
@@ -163,16 +169,19 @@ impl Store {
     /// The manifest of one backup; none if it is not finished. The inner error is for a damaged one.
     pub async fn manifest(&self, name: &str) -> Outcome<Option<Result<Manifest, String>>> {
         let at = Path::from_iter([name, MANIFEST]);
-        let failure = |error: Error| self.failure("reading", &at, &error);
+        let unreadable = |error: &Error| self.unreadable("reading", &at, error).map(|why| Some(Err(why)));
         let found = match self.objects.get(&at).await {
+            Ok(found) => found,
             Err(Error::NotFound { .. }) => return Ok(None),
-            found => found.map_err(failure)?,
+            Err(error) => return unreadable(&error),
         };
         if found.meta.size > MANIFEST_BYTES_MAX {
             return Ok(Some(Err(format!("it has {} bytes", found.meta.size))));
         }
-        let bytes = found.bytes().await.map_err(failure)?;
-        Ok(Some(Manifest::parse(name, &bytes)))
+        match found.bytes().await {
+            Ok(bytes) => Ok(Some(Manifest::parse(name, &bytes))),
+            Err(error) => unreadable(&error),
+        }
     }
 
     /// Finishes a backup, unless there is one of its name. Says whether it did.
@@ -202,8 +211,11 @@ impl Store {
     /// The parts below a name.
     pub async fn parts(&self, name: &str) -> Outcome<BTreeMap<String, StoredPart>> {
         let below = Path::from(name);
-        let listed = self.objects.list_with_delimiter(Some(&below)).await;
-        let listed = listed.map_err(|error| self.failure("listing", &below, &error))?;
+        self.list_parts(&below).await.map_err(|error| self.failure("listing", &below, &error))
+    }
+
+    async fn list_parts(&self, below: &Path) -> Result<BTreeMap<String, StoredPart>, Error> {
+        let listed = self.objects.list_with_delimiter(Some(below)).await?;
         let part = |meta: object_store::ObjectMeta| {
             let object = meta.location.filename().filter(|object| is_part(object))?.to_owned();
             Some((object, StoredPart { size: meta.size, modified: meta.last_modified }))
@@ -211,18 +223,26 @@ impl Store {
         Ok(listed.objects.into_iter().filter_map(part).collect())
     }
 
-    /// The first part of these backups that is not there, or has another size. What is in them is not read.
-    pub async fn lacks(&self, backups: impl IntoIterator<Item = &Manifest>) -> Outcome<Option<String>> {
-        for backup in backups {
-            let stored = self.parts(&backup.name).await?;
-            for (number, part) in backup.parts.iter().enumerate() {
-                let object = part.object(number);
-                if stored.get(&object).is_none_or(|stored| stored.size != part.size) {
-                    return Ok(Some(format!("{}/{object}", backup.name)));
-                }
-            }
-        }
-        Ok(None)
+    /// What is wrong with the first part of these backups that is not there, or has another size. What is in
+    /// them is not read.
+    pub async fn lacks<'m>(
+        &self,
+        backups: impl IntoIterator<Item = &'m Manifest>,
+    ) -> Outcome<Option<String>> {
+        let looked_at = futures::stream::iter(backups).map(|backup| self.lacks_of(backup)).buffered(REQUESTS);
+        let lost = looked_at.try_filter_map(|lost| std::future::ready(Ok(lost)));
+        std::pin::pin!(lost).try_next().await
+    }
+
+    async fn lacks_of(&self, backup: &Manifest) -> Outcome<Option<String>> {
+        let below = Path::from(backup.name.as_str());
+        let stored = match self.list_parts(&below).await {
+            Ok(stored) => stored,
+            Err(error) => return self.unreadable("listing", &below, &error).map(Some),
+        };
+        let objects = backup.parts.iter().enumerate().map(|(number, part)| (part.object(number), part.size));
+        let mut lost = objects.filter(|(object, size)| stored.get(object).is_none_or(|it| it.size != *size));
+        Ok(lost.next().map(|(object, _)| format!("{below}/{object} is missing or has another size")))
     }
 
     /// The bytes of a part, or what is wrong with it.
@@ -233,15 +253,19 @@ impl Store {
         part: &Part,
     ) -> Outcome<Result<bytes::Bytes, String>> {
         let at = Path::from_iter([name, &part.object(number)]);
-        let failure = |error: Error| self.failure("reading", &at, &error);
+        let unreadable = |error: &Error| self.unreadable("reading", &at, error).map(Err);
         let found = match self.objects.get(&at).await {
+            Ok(found) => found,
             Err(Error::NotFound { .. }) => return Ok(Err(format!("{at} is missing"))),
-            found => found.map_err(failure)?,
+            Err(error) => return unreadable(&error),
         };
         if found.meta.size != part.size {
             return Ok(Err(format!("{at} has {} bytes, not {}", found.meta.size, part.size)));
         }
-        let bytes = found.bytes().await.map_err(failure)?;
+        let bytes = match found.bytes().await {
+            Ok(bytes) => bytes,
+            Err(error) => return unreadable(&error),
+        };
         Ok(if Part::of(&bytes) == *part { Ok(bytes) } else { Err(format!("{at} has a wrong checksum")) })
     }
 
@@ -296,6 +320,20 @@ impl Store {
             Err(error) => Err(self.failure("deleting", at, &error)),
         }
     }
+}
+
+/// What was being done, the error, and what caused it.
+fn with_sources(doing: String, error: &Error) -> String {
+    let mut message = format!("{doing}: {error}");
+    let mut source = std::error::Error::source(error);
+    while let Some(error) = source {
+        let more = error.to_string();
+        if !message.contains(&more) {
+            message = format!("{message}: {more}");
+        }
+        source = error.source();
+    }
+    message
 }
 
 /// Gives a request the time that a part takes over a slow line, unless a variable says otherwise.

@@ -189,6 +189,34 @@ fn damage_is_found_before_it_is_used() {
     world.done(&["restore", "three", &world.path("third.img")]);
 }
 
+/// One manifest or part that could not be read failed every command, also for the backups beside it.
+#[test]
+fn an_unreadable_file_damages_its_own_backup_alone() {
+    let world = World::new();
+    world.write("large", 100_000, 1);
+    for name in ["one", "two", "three"] {
+        world.done(&["create", "--full", "--name", name]);
+    }
+    // A socket can be opened by nobody, root included.
+    let hide = |path: &Path| {
+        std::fs::remove_file(path).unwrap();
+        std::os::unix::net::UnixListener::bind(path).unwrap();
+    };
+    hide(&world.store.join("one/manifest.json"));
+    hide(&world.parts("two")[1]);
+    let found = world.fails(&["verify"], 35);
+    for word in ["one: the manifest cannot be used: reading", "two: reading two/part-000001", "three: good"] {
+        assert!(found.contains(word), "{word}: {found}");
+    }
+    let listed = world.fails(&["list"], 35);
+    assert!(listed.contains("  three  full") && listed.contains("the manifest of one: reading"), "{listed}");
+    assert!(world.fails(&["prune", "--keep-last=1"], 35).contains("nothing was deleted"));
+    world.done(&["restore", "three", &world.path("target.img")]);
+    assert!(world.fails(&["restore", "two", &world.path("other.img")], 35).contains("reading two/part"));
+    let made = world.done(&["create", "--name=four"]);
+    assert!(made.contains("what has changed since three"), "{made}");
+}
+
 #[test]
 fn interruptions_are_gone_on_from() {
     let world = World::new();

@@ -138,6 +138,34 @@ fn a_manifest_needs_no_hard_links() {
     assert_eq!(files, ["manifest.json", first.parts[0].object(0).as_str()]);
 }
 
+/// One file that the disk could not read any more ended the listing, verification, continuation and restore
+/// of all backups beside it.
+#[test]
+fn what_cannot_be_read_is_damaged_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = faulty(directory.path());
+    let (good, bad) = (manifest("good", 1), manifest("bad", 2));
+    for backup in [&good, &bad] {
+        run(store.put_part(&backup.name, 0, &backup.parts[0], "part".into())).unwrap();
+        assert!(
+            directory::publish(&directory.path().join(&backup.name), MANIFEST, &backup.to_json()).unwrap()
+        );
+    }
+    run(async {
+        let contents = store.contents().await.unwrap();
+        assert_eq!(contents.backups, std::slice::from_ref(&good));
+        assert_eq!(contents.damaged.len(), 1);
+        let (name, why) = &contents.damaged[0];
+        assert!(name == "bad" && why.contains("reading bad/manifest.json"), "{name}: {why}");
+        assert_eq!(store.lacks([&good]).await.unwrap(), None);
+        let lost = store.lacks([&good, &bad]).await.unwrap().unwrap();
+        assert!(lost.contains("listing bad") && lost.contains("os error 5"), "{lost}");
+        assert_eq!(store.part("good", 0, &good.parts[0]).await.unwrap().unwrap(), "part");
+        let why = store.part("bad", 0, &bad.parts[0]).await.unwrap().unwrap_err();
+        assert!(why.contains("reading bad/part-000000"), "{why}");
+    });
+}
+
 /// A request had 30 s as a whole. Parts of 16 MiB, three at a time, never arrived over a line of 10
 /// Mbit/s.
 #[test]
