@@ -120,7 +120,8 @@ Mount options (-o, separated by commas):
                          other users may use the mount (default for root only)
   dev, suid, exec, nodev, nosuid, noexec, sync, dirsync
                          as for every file system
-  log=FILE|syslog        where the server writes messages (default
+  log=FILE|syslog        where the server writes messages (default in the
+                         foreground: the terminal, else
                          $XDG_STATE_HOME/quire/VOLUME.log, else
                          /var/log/quire-VOLUME.log for root,
                          ~/.local/state/quire/VOLUME.log for users)

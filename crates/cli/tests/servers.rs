@@ -79,6 +79,21 @@ fn a_log_in_no_directory_is_refused() {
     assert!(!place.path("misspelt").exists());
 }
 
+/// A server in the foreground took `-o log=`, and wrote to its terminal all the same.
+#[test]
+fn a_server_in_the_foreground_writes_to_the_log_that_was_named() {
+    if !can_mount("a_server_in_the_foreground_writes_to_the_log_that_was_named") {
+        return;
+    }
+    let place = Place::with_volume();
+    let log = place.path("log");
+    let mut server = in_foreground(&place, &format!("log={}", log.display()));
+    expect(&place.umount(), 0, &[]);
+    assert!(server.wait().unwrap().success());
+    let log = std::fs::read_to_string(log).unwrap_or_default();
+    assert!(log.contains("is mounted on"), "{log}");
+}
+
 /// A name that looked like a path was taken for the volume's: umount did not wait until the volume was
 /// closed, a second mount of it waited for half a minute, and a dead server's mount was not cleared away.
 /// `quire info` of the mount did not say which volume it is.
@@ -187,6 +202,21 @@ fn a_stop_signal_unmounts_and_closes() {
         assert!(server.wait().unwrap().success());
         assert!(!marker.exists(), "it is unmounted");
     }
+}
+
+/// A server in the foreground that has mounted.
+fn in_foreground(place: &Place, options: &str) -> std::process::Child {
+    let mut server = Command::new(QUIRE)
+        .args(["mount", "--foreground", "-o", options])
+        .args([place.image(), place.dir()])
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    while std::fs::metadata(place.dir()).unwrap().ino_of_root() != 1 {
+        assert_eq!(server.try_wait().unwrap(), None, "the server has ended");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    server
 }
 
 trait Root {

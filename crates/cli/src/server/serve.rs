@@ -27,7 +27,7 @@ pub fn here(checked: &Checked) -> Outcome {
     signals::block();
     signals::serve_under_memory_pressure();
     signals::run_soon();
-    logging::to_terminal();
+    logging::of_foreground(&checked.options.log, &checked.volume)?;
     process::abort_on_panic();
     let (session, control, notes) = open_and_mount(checked)?;
     for note in notes {
