@@ -219,6 +219,38 @@ fn in_foreground(place: &Place, options: &str) -> std::process::Child {
     server
 }
 
+/// The lock of a server that was killed beside a slow device outlived it, and each new server gave up after
+/// half a second: systemd started five of them, and then no more.
+#[test]
+fn a_lock_that_outlives_its_server_is_waited_for() {
+    if !can_mount("a_lock_that_outlives_its_server_is_waited_for") {
+        return;
+    }
+    let place = Place::with_volume();
+    let held = std::fs::File::open(place.image()).unwrap();
+    held.lock().unwrap();
+    let refused = quire(&[
+        OsStr::new("mount"),
+        OsStr::new("--foreground"),
+        place.image().as_os_str(),
+        place.dir().as_os_str(),
+    ]);
+    expect(&refused, 36, &["already open"]);
+    let holder = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(3));
+        drop(held);
+    });
+    let mut server = in_foreground(&place, "wait=30");
+    holder.join().unwrap();
+    // A volume that is mounted will not be free soon.
+    std::fs::create_dir(place.path("second")).unwrap();
+    let words = ["mount", "--foreground", "-o", "wait=3600"].map(OsStr::new);
+    let twice = quire(&[&words[..], &[place.image().as_os_str(), place.path("second").as_os_str()]].concat());
+    expect(&twice, 36, &[&format!("mounted at {}", place.dir().display())]);
+    expect(&place.umount(), 0, &[]);
+    assert!(server.wait().unwrap().success());
+}
+
 trait Root {
     fn ino_of_root(&self) -> u64;
 }
