@@ -62,13 +62,14 @@ pub async fn run(arguments: &Create) -> Outcome {
         let taken = snapshot.taken().format("%Y-%m-%d %H:%M:%S");
         eprintln!("quire backup: {name} goes on with the snapshot {} of {taken} UTC", snapshot.name);
     }
-    let taken_at = snapshot.created;
+    // Not by their times: the clock may have been wrong.
+    let place = |snapshot: &Snapshot| snapshots.iter().position(|other| other == snapshot);
     let is_older = |backup: &&Manifest| {
         backup.volume == volume.uuid
-            && backup.snapshot.created < taken_at
-            && snapshots.contains(&backup.snapshot)
+            && place(&backup.snapshot).is_some_and(|older| Some(older) < place(&snapshot))
     };
-    let older: Vec<&Manifest> = contents.backups.iter().filter(is_older).collect();
+    let mut older: Vec<&Manifest> = contents.backups.iter().filter(is_older).collect();
+    older.sort_by_key(|backup| place(&backup.snapshot));
     let stored = async {
         let parent = match arguments.full {
             true => None,
@@ -115,10 +116,7 @@ async fn parent<'m>(
     for backup in older.iter().rev() {
         let Ok(chain) = chain(&backups, &backup.name) else { continue };
         let Some(lost) = store.lacks(chain).await? else { return Ok(Some(backup)) };
-        eprintln!(
-            "quire backup: warning: {} cannot be restored: {lost} is missing or has another size",
-            backup.name
-        );
+        eprintln!("quire backup: warning: {} cannot be restored: {lost}", backup.name);
     }
     Ok(None)
 }
@@ -202,7 +200,7 @@ async fn check_stored(store: &Store, manifest: &Manifest) -> Outcome {
     if let Some(lost) = store.lacks([manifest]).await? {
         return Err(Failure::new(
             MISSING,
-            format!("{lost} has disappeared: run the same command with --name {}", manifest.name),
+            format!("{lost}: run the same command with --name {}", manifest.name),
         ));
     }
     if let Some(parent) = &manifest.parent

@@ -10,12 +10,13 @@
 //! | [`create`], [`list`], [`restore`], [`verify`], [`prune`] | one module a command |
 //! | [`manifest`] | what a backup consists of; checks of what was stored |
 //! | [`retention`] | which backups a prune keeps |
-//! | [`store`] | objects in a directory or bucket |
+//! | [`store`], [`directory`] | objects in a directory or bucket; what a directory needs of its own |
 //! | [`program`] | running `quire` |
 //! | [`failure`], [`output`] | messages and exit codes; what goes to the standard output |
 
 mod arguments;
 mod create;
+mod directory;
 mod failure;
 mod list;
 mod manifest;

@@ -34,6 +34,8 @@ impl Volume {
 #[derive(Deserialize)]
 struct ListedSnapshot {
     name: String,
+    /// Later snapshots of a volume have greater numbers.
+    number: u64,
     created: i64,
     deleting: bool,
 }
@@ -99,12 +101,13 @@ impl Quire {
         self.json(vec!["info".as_ref(), "--json".as_ref(), volume.as_ref()], None).await
     }
 
-    /// The snapshots of a volume, without those being deleted.
+    /// The snapshots of a volume in the order in which they were taken, without those being deleted.
     pub async fn snapshots(&self, volume: &Path) -> Outcome<Vec<Snapshot>> {
         let mut arguments: Vec<&OsStr> =
             ["snapshot", "list", "--no-space", "--json"].map(OsStr::new).to_vec();
         arguments.push(volume.as_ref());
-        let listed: Vec<ListedSnapshot> = self.json(arguments, Some("snapshots")).await?;
+        let mut listed: Vec<ListedSnapshot> = self.json(arguments, Some("snapshots")).await?;
+        listed.sort_by_key(|snapshot| snapshot.number);
         let alive = listed.into_iter().filter(|snapshot| !snapshot.deleting);
         Ok(alive.map(|it| Snapshot { name: it.name, created: it.created }).collect())
     }

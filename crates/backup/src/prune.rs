@@ -52,7 +52,7 @@ pub async fn run(arguments: &Prune) -> Outcome {
     }
     let needed = contents.backups.iter().filter(|backup| needed.contains(backup.name.as_str()));
     if let Some(lost) = store.lacks(needed).await? {
-        broken.push(format!("{lost} is missing or has another size"));
+        broken.push(lost);
     }
     if !broken.is_empty() {
         return Err(Failure::new(
@@ -83,6 +83,7 @@ pub async fn run(arguments: &Prune) -> Outcome {
             .map(|backup| backup.parts.iter().enumerate().map(|(number, part)| part.object(number)).collect())
             .unwrap_or_default();
         let deleted = gone.iter().any(|backup| backup.name == name);
+        let mut found = 0;
         for (object, part) in store.parts(&name).await? {
             if needed.contains(&object) || !deleted && now - part.modified < UNFINISHED_KEPT {
                 continue;
@@ -92,12 +93,17 @@ pub async fn run(arguments: &Prune) -> Outcome {
             if !deleted && manifest.is_none() && store.manifest(&name).await?.is_some() {
                 break;
             }
-            leftovers += usize::from(!deleted);
+            found += 1;
             if !arguments.dry_run {
                 store.delete_part(&name, &object).await?;
             }
         }
-        leftovers += store.remove_staged(&name, now - UNFINISHED_KEPT, arguments.dry_run)?;
+        let staged = store.remove_staged(&name, now - UNFINISHED_KEPT, arguments.dry_run)?;
+        leftovers += staged + if deleted { 0 } else { found };
+        // A directory in which nothing was found is not known to be a backup's.
+        if !arguments.dry_run && (deleted || found + staged > 0) {
+            store.remove_empty(&name);
+        }
     }
     if leftovers > 0 {
         say!("{verb} {leftovers} parts of unfinished backups");

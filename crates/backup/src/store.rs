@@ -6,7 +6,6 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -18,12 +17,16 @@ use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{ClientConfigKey, Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 
+use crate::directory;
 use crate::failure::{FAILED, Failure, MISSING, Outcome};
 use crate::manifest::{MANIFEST_BYTES_MAX, Manifest, PART_BYTES_MAX, Part, check_name, is_part};
 
-const MANIFEST: &str = "manifest.json";
+/// The object that finishes a backup.
+pub const MANIFEST: &str = "manifest.json";
 /// Parts that are read at a time.
 const DOWNLOADS: usize = 2;
+/// Manifests that are read, and listings that are asked for, at a time.
+const REQUESTS: usize = 16;
 /// Seconds in which a server answers.
 const ANSWER_SECONDS: u64 = 60;
 /// An upload or download that is slower is given up.
@@ -102,7 +105,7 @@ impl Store {
             };
             let path = PathBuf::from(directory);
             if part_bytes.is_some() {
-                make_durably(&path)
+                directory::make_durably(&path)
                     .map_err(|error| Failure::system(format!("making the store {directory}"), &error))?;
             }
             if !path.is_dir() {
@@ -121,20 +124,21 @@ impl Store {
 
     fn failure(&self, doing: &str, object: &Path, error: &Error) -> Failure {
         let code = if matches!(error, Error::NotFound { .. }) { MISSING } else { FAILED };
-        let mut message = format!("{}: {doing} {object}: {error}", self.url);
-        let mut source = std::error::Error::source(error);
-        while let Some(error) = source {
-            let more = error.to_string();
-            if !message.contains(&more) {
-                message = format!("{message}: {more}");
-            }
-            source = error.source();
-        }
+        let message = format!("{}: {}", self.url, with_sources(format!("{doing} {object}"), error));
         // What a server of S3 answers is XML.
         if message.contains("<Code>NoSuchBucket</Code>") {
             return Failure::new(MISSING, format!("{}: there is no such bucket; make it first", self.url));
         }
         Failure::new(code, message)
+    }
+
+    /// What a read that failed means. In a directory this one object is damaged, and others may be good: a
+    /// disk has bad sectors. A server that fails says nothing about its objects.
+    fn unreadable(&self, doing: &str, object: &Path, error: &Error) -> Outcome<String> {
+        match self.directory {
+            Some(_) => Ok(with_sources(format!("{doing} {object}"), error)),
+            None => Err(self.failure(doing, object, error)),
+        }
     }
 
     /// The names that have objects, finished or not.
@@ -147,9 +151,12 @@ impl Store {
 
     /// All finished backups.
     pub async fn contents(&self) -> Outcome<Contents> {
+        let names = self.names().await?;
+        let read = futures::stream::iter(&names).map(|name| self.manifest(name)).buffered(REQUESTS);
+        let manifests: Vec<_> = read.try_collect().await?;
         let mut contents = Contents::default();
-        for name in self.names().await? {
-            match self.manifest(&name).await? {
+        for (name, manifest) in names.into_iter().zip(manifests) {
+            match manifest {
                 None => {}
                 Some(Ok(manifest)) => contents.backups.push(manifest),
                 Some(Err(why)) => contents.damaged.push((name, why)),
@@ -162,16 +169,19 @@ impl Store {
     /// The manifest of one backup; none if it is not finished. The inner error is for a damaged one.
     pub async fn manifest(&self, name: &str) -> Outcome<Option<Result<Manifest, String>>> {
         let at = Path::from_iter([name, MANIFEST]);
-        let failure = |error: Error| self.failure("reading", &at, &error);
+        let unreadable = |error: &Error| self.unreadable("reading", &at, error).map(|why| Some(Err(why)));
         let found = match self.objects.get(&at).await {
+            Ok(found) => found,
             Err(Error::NotFound { .. }) => return Ok(None),
-            found => found.map_err(failure)?,
+            Err(error) => return unreadable(&error),
         };
         if found.meta.size > MANIFEST_BYTES_MAX {
             return Ok(Some(Err(format!("it has {} bytes", found.meta.size))));
         }
-        let bytes = found.bytes().await.map_err(failure)?;
-        Ok(Some(Manifest::parse(name, &bytes)))
+        match found.bytes().await {
+            Ok(bytes) => Ok(Some(Manifest::parse(name, &bytes))),
+            Err(error) => unreadable(&error),
+        }
     }
 
     /// Finishes a backup, unless there is one of its name. Says whether it did.
@@ -184,34 +194,55 @@ impl Store {
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
                 Ok(self.manifest(&manifest.name).await? == Some(Ok(manifest.clone())))
             }
-            Err(error) => Err(self.failure("writing", &at, &error)),
+            Err(error) => match &self.directory {
+                // The client makes a hard link, of which FAT and others know nothing.
+                Some(directory) if directory::has_no_links(&error) => {
+                    let directory = directory.join(&manifest.name);
+                    let published = directory::publish(&directory, MANIFEST, &manifest.to_json());
+                    published.map_err(|error| {
+                        Failure::system(format!("{}: writing {at} without hard links", self.url), &error)
+                    })
+                }
+                _ => Err(self.failure("writing", &at, &error)),
+            },
         }
     }
 
     /// The parts below a name.
     pub async fn parts(&self, name: &str) -> Outcome<BTreeMap<String, StoredPart>> {
         let below = Path::from(name);
-        let listed: Result<Vec<_>, Error> = self.objects.list(Some(&below)).try_collect().await;
-        let listed = listed.map_err(|error| self.failure("listing", &below, &error))?;
+        self.list_parts(&below).await.map_err(|error| self.failure("listing", &below, &error))
+    }
+
+    async fn list_parts(&self, below: &Path) -> Result<BTreeMap<String, StoredPart>, Error> {
+        let listed = self.objects.list_with_delimiter(Some(below)).await?;
         let part = |meta: object_store::ObjectMeta| {
             let object = meta.location.filename().filter(|object| is_part(object))?.to_owned();
             Some((object, StoredPart { size: meta.size, modified: meta.last_modified }))
         };
-        Ok(listed.into_iter().filter_map(part).collect())
+        Ok(listed.objects.into_iter().filter_map(part).collect())
     }
 
-    /// The first part of these backups that is not there, or has another size. What is in them is not read.
-    pub async fn lacks(&self, backups: impl IntoIterator<Item = &Manifest>) -> Outcome<Option<String>> {
-        for backup in backups {
-            let stored = self.parts(&backup.name).await?;
-            for (number, part) in backup.parts.iter().enumerate() {
-                let object = part.object(number);
-                if stored.get(&object).is_none_or(|stored| stored.size != part.size) {
-                    return Ok(Some(format!("{}/{object}", backup.name)));
-                }
-            }
-        }
-        Ok(None)
+    /// What is wrong with the first part of these backups that is not there, or has another size. What is in
+    /// them is not read.
+    pub async fn lacks<'m>(
+        &self,
+        backups: impl IntoIterator<Item = &'m Manifest>,
+    ) -> Outcome<Option<String>> {
+        let looked_at = futures::stream::iter(backups).map(|backup| self.lacks_of(backup)).buffered(REQUESTS);
+        let lost = looked_at.try_filter_map(|lost| std::future::ready(Ok(lost)));
+        std::pin::pin!(lost).try_next().await
+    }
+
+    async fn lacks_of(&self, backup: &Manifest) -> Outcome<Option<String>> {
+        let below = Path::from(backup.name.as_str());
+        let stored = match self.list_parts(&below).await {
+            Ok(stored) => stored,
+            Err(error) => return self.unreadable("listing", &below, &error).map(Some),
+        };
+        let objects = backup.parts.iter().enumerate().map(|(number, part)| (part.object(number), part.size));
+        let mut lost = objects.filter(|(object, size)| stored.get(object).is_none_or(|it| it.size != *size));
+        Ok(lost.next().map(|(object, _)| format!("{below}/{object} is missing or has another size")))
     }
 
     /// The bytes of a part, or what is wrong with it.
@@ -222,15 +253,19 @@ impl Store {
         part: &Part,
     ) -> Outcome<Result<bytes::Bytes, String>> {
         let at = Path::from_iter([name, &part.object(number)]);
-        let failure = |error: Error| self.failure("reading", &at, &error);
+        let unreadable = |error: &Error| self.unreadable("reading", &at, error).map(Err);
         let found = match self.objects.get(&at).await {
+            Ok(found) => found,
             Err(Error::NotFound { .. }) => return Ok(Err(format!("{at} is missing"))),
-            found => found.map_err(failure)?,
+            Err(error) => return unreadable(&error),
         };
         if found.meta.size != part.size {
             return Ok(Err(format!("{at} has {} bytes, not {}", found.meta.size, part.size)));
         }
-        let bytes = found.bytes().await.map_err(failure)?;
+        let bytes = match found.bytes().await {
+            Ok(bytes) => bytes,
+            Err(error) => return unreadable(&error),
+        };
         Ok(if Part::of(&bytes) == *part { Ok(bytes) } else { Err(format!("{at} has a wrong checksum")) })
     }
 
@@ -261,41 +296,22 @@ impl Store {
         self.delete(&Path::from_iter([name, object])).await
     }
 
-    /// In a directory, removes the files that uploads below a name have left which were killed before a time,
-    /// and the name's own directory if nothing is in it. Says how many files these are.
+    /// In a directory, removes the files that uploads below a name have left which were killed before a time.
+    /// Says how many files these are.
     pub fn remove_staged(&self, name: &str, before: DateTime<Utc>, dry_run: bool) -> Outcome<usize> {
         let Some(directory) = self.directory.as_ref().map(|directory| directory.join(name)) else {
             return Ok(0);
         };
-        let failure = |error: std::io::Error| Failure::system(directory.display(), &error);
-        let entries = match std::fs::read_dir(&directory) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
-            entries => entries.map_err(failure)?,
-        };
-        let mut removed = 0;
-        for entry in entries {
-            let entry = entry.map_err(failure)?;
-            if !entry.file_name().to_str().is_some_and(is_staged) {
-                continue;
-            }
-            // Whoever has finished an upload meanwhile has renamed the file.
-            let Ok(modified) = entry.metadata().and_then(|metadata| metadata.modified()) else { continue };
-            if DateTime::<Utc>::from(modified) >= before {
-                continue;
-            }
-            if !dry_run
-                && let Err(error) = std::fs::remove_file(entry.path())
-                && error.kind() != ErrorKind::NotFound
-            {
-                return Err(failure(error));
-            }
-            removed += 1;
-        }
-        if !dry_run {
+        let removed = directory::remove_staged(&directory, before, dry_run);
+        removed.map_err(|error| Failure::system(directory.display(), &error))
+    }
+
+    /// In a directory, removes that of a name, if nothing is in it.
+    pub fn remove_empty(&self, name: &str) {
+        if let Some(directory) = &self.directory {
             // It fails while anything is there; an upload makes the directory again.
-            let _ = std::fs::remove_dir(&directory);
+            let _ = std::fs::remove_dir(directory.join(name));
         }
-        Ok(removed)
     }
 
     async fn delete(&self, at: &Path) -> Outcome {
@@ -306,25 +322,18 @@ impl Store {
     }
 }
 
-/// Makes the directory of a store unless it is there. Its parent has to exist, so that a misspelt path is an
-/// error.
-fn make_durably(path: &std::path::Path) -> std::io::Result<()> {
-    match std::fs::create_dir(path) {
-        Ok(()) => {}
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
-        Err(error) => return Err(error),
+/// What was being done, the error, and what caused it.
+fn with_sources(doing: String, error: &Error) -> String {
+    let mut message = format!("{doing}: {error}");
+    let mut source = std::error::Error::source(error);
+    while let Some(error) = source {
+        let more = error.to_string();
+        if !message.contains(&more) {
+            message = format!("{message}: {more}");
+        }
+        source = error.source();
     }
-    let above = path.parent().filter(|above| !above.as_os_str().is_empty());
-    std::fs::File::open(above.unwrap_or(".".as_ref()))?.sync_all()
-}
-
-/// Whether a file of a directory store is an upload that has not ended: `OBJECT#NUMBER`.
-fn is_staged(file: &str) -> bool {
-    file.rsplit_once('#').is_some_and(|(object, number)| {
-        (is_part(object) || object == MANIFEST)
-            && !number.is_empty()
-            && number.bytes().all(|byte| byte.is_ascii_digit())
-    })
+    message
 }
 
 /// Gives a request the time that a part takes over a slow line, unless a variable says otherwise.
@@ -348,22 +357,4 @@ fn with_timeouts(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A request had 30 s as a whole. Parts of 16 MiB, three at a time, never arrived over a line of 10
-    /// Mbit/s.
-    #[test]
-    fn a_part_may_take_long() {
-        let timeouts = |part_bytes, variable: &str| {
-            let builder = with_timeouts(AmazonS3Builder::new(), part_bytes, |name| name == variable);
-            [ClientConfigKey::Timeout, ClientConfigKey::ReadTimeout]
-                .map(|key| builder.get_config_value(&AmazonS3ConfigKey::Client(key)))
-        };
-        let some = |text: &str| Some(text.to_owned());
-        assert_eq!(timeouts(Some(16 << 20), ""), [some("1084s"), None]);
-        assert_eq!(timeouts(None, ""), [some("65596s"), some("60s")]);
-        assert_eq!(timeouts(None, "AWS_READ_TIMEOUT"), [some("65596s"), None]);
-        assert_eq!(timeouts(Some(16 << 20), "AWS_TIMEOUT"), [some("30s"), None]);
-    }
-}
+mod tests;

@@ -189,6 +189,34 @@ fn damage_is_found_before_it_is_used() {
     world.done(&["restore", "three", &world.path("third.img")]);
 }
 
+/// One manifest or part that could not be read failed every command, also for the backups beside it.
+#[test]
+fn an_unreadable_file_damages_its_own_backup_alone() {
+    let world = World::new();
+    world.write("large", 100_000, 1);
+    for name in ["one", "two", "three"] {
+        world.done(&["create", "--full", "--name", name]);
+    }
+    // A socket can be opened by nobody, root included.
+    let hide = |path: &Path| {
+        std::fs::remove_file(path).unwrap();
+        std::os::unix::net::UnixListener::bind(path).unwrap();
+    };
+    hide(&world.store.join("one/manifest.json"));
+    hide(&world.parts("two")[1]);
+    let found = world.fails(&["verify"], 35);
+    for word in ["one: the manifest cannot be used: reading", "two: reading two/part-000001", "three: good"] {
+        assert!(found.contains(word), "{word}: {found}");
+    }
+    let listed = world.fails(&["list"], 35);
+    assert!(listed.contains("  three  full") && listed.contains("the manifest of one: reading"), "{listed}");
+    assert!(world.fails(&["prune", "--keep-last=1"], 35).contains("nothing was deleted"));
+    world.done(&["restore", "three", &world.path("target.img")]);
+    assert!(world.fails(&["restore", "two", &world.path("other.img")], 35).contains("reading two/part"));
+    let made = world.done(&["create", "--name=four"]);
+    assert!(made.contains("what has changed since three"), "{made}");
+}
+
 #[test]
 fn interruptions_are_gone_on_from() {
     let world = World::new();
@@ -387,6 +415,27 @@ fn the_newest_backup_is_that_of_the_newest_snapshot() {
     assert!(listed.contains("tuesday") && listed.lines().count() == 1, "{listed}");
 }
 
+/// A backup that was made while the clock was ahead was older than no other one: the next was full, and the
+/// snapshot stayed until the time had come.
+#[test]
+fn a_clock_that_was_ahead_breaks_no_chain() {
+    let world = World::new();
+    world.write("large", 300_000, 1);
+    let script = "if [ $1/$2 = snapshot/list ]; then\n\
+                  \"$QUIRE_BEHIND\" \"$@\" | sed '0,/\"created\": 1/s//\"created\": 4/'\nexit\nfi";
+    let ahead = in_place_of_quire(&world, script);
+    let create = |name: &str| {
+        let mut command = world.backup(&["create", "--name", name]);
+        let made = command.env("QUIRE", &ahead).env("QUIRE_BEHIND", quire()).output().unwrap();
+        assert!(made.status.success(), "{}", text(&made));
+        text(&made)
+    };
+    create("one");
+    let made = create("two");
+    assert!(made.contains("what has changed since one"), "{made}");
+    assert_eq!(world.snapshots(&world.volume), ["backup-two"]);
+}
+
 /// A restore that was killed while it made its volume could not be run again, and into a blank export only
 /// the first backup of a chain could be restored: a target that was there had to be a volume.
 #[test]
@@ -563,4 +612,22 @@ fn a_prune_leaves_no_files_and_no_directories() {
         std::fs::read_dir(&world.store).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["two"]);
     world.done(&["verify"]);
+}
+
+/// `quire backup prune` in a wrong directory removed each empty directory that it found. In a directory of
+/// stores it counted the parts of old backups as deleted, and deleted none.
+#[test]
+fn a_prune_leaves_alone_what_is_no_backup() {
+    let mut world = World::new();
+    world.write("note", 5000, 1);
+    world.done(&["create", "--name=one"]);
+    let others = world.store.join("others");
+    std::fs::create_dir(&others).unwrap();
+    assert!(!world.done(&["prune", "--keep-last=1"]).contains("deleted"));
+    assert!(others.exists());
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(25 * 3600);
+    std::fs::File::options().write(true).open(&world.parts("one")[0]).unwrap().set_modified(old).unwrap();
+    world.store = world.dir.path().to_owned();
+    let above = world.done(&["prune", "--keep-last=1"]);
+    assert!(above.contains("has no backups") && !above.contains("deleted"), "{above}");
 }

@@ -11,7 +11,7 @@ use quire::internals::inspect::{self, SlotCopies};
 use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
 use quire_device::{IoClass, NbdAddress, OpenMode, open_image};
 use quire_format::journal::BlockHeader;
-use quire_format::superblock::{JOURNAL_START, Superblock};
+use quire_format::superblock::{FLAG_CLEAN, JOURNAL_START, Superblock};
 use rustix::fs::FlockOperation;
 use rustix::fs::OFlags;
 
@@ -158,6 +158,17 @@ pub fn wait_until_closed(volume: &Path, patience: Duration, slow: impl FnOnce())
     let Ok(file) = open(volume) else { return true };
     let lock = || rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared);
     wait_until(|| lock() != Err(rustix::io::Errno::WOULDBLOCK), patience, slow)
+}
+
+/// Whether nobody has a volume open, and the last one that had it open for writing did not close it. False
+/// where that cannot be told.
+pub fn was_left_open(volume: &Path) -> bool {
+    let file = Some(volume).filter(|volume| !NbdAddress::is_one(volume)).and_then(|volume| open(volume).ok());
+    let lock = |file: &File| rustix::fs::flock(file, FlockOperation::NonBlockingLockShared);
+    file.is_some_and(|file| {
+        lock(&file).is_ok()
+            && newest_superblock(volume).is_ok_and(|(newest, _)| newest.flags & FLAG_CLEAN == 0)
+    })
 }
 
 /// Looks again and again; false if it was in vain for so long. After two seconds `slow` is called once.

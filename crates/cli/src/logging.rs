@@ -8,6 +8,7 @@ use std::io::{self, IsTerminal, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::{DefaultFields, Format};
@@ -47,13 +48,30 @@ pub fn standard_file(volume: &Path) -> PathBuf {
     state.join("quire").join(format!("{name}.log"))
 }
 
-/// Starts a background server's messages; returns the file they go to, if one.
+/// Starts the messages of a server in the foreground: to the terminal, if nothing else was asked for.
+pub fn of_foreground(target: &LogTarget, volume: &Path) -> Outcome {
+    match target {
+        LogTarget::Standard => to_terminal(),
+        LogTarget::File(_) | LogTarget::Syslog => drop(start(target, volume)?),
+    }
+    Ok(())
+}
+
+/// Starts the messages of a server in the background.
 pub fn to_target(target: &LogTarget, volume: &Path) -> Outcome {
+    if let Some(file) = start(target, volume)? {
+        let _ = rustix::stdio::dup2_stderr(&file);
+    }
+    Ok(())
+}
+
+/// Starts messages; returns the file they go to, if one.
+fn start(target: &LogTarget, volume: &Path) -> Outcome<Option<Arc<File>>> {
     let path = match target {
         LogTarget::Syslog => {
             let subscriber = messages().with_ansi(false).without_time().with_level(false).with_writer(Syslog);
             let _ = subscriber.try_init();
-            return Ok(());
+            return Ok(None);
         }
         LogTarget::File(path) => path.clone(),
         LogTarget::Standard => standard_file(volume),
@@ -68,14 +86,13 @@ pub fn to_target(target: &LogTarget, volume: &Path) -> Outcome {
             &error,
         )
     })?;
-    let _ = rustix::stdio::dup2_stderr(&file);
-    let subscriber = messages().with_ansi(false).with_writer(LogFile(file));
-    let _ = subscriber.try_init();
-    Ok(())
+    let file = Arc::new(file);
+    let _ = messages().with_ansi(false).with_writer(LogFile(file.clone())).try_init();
+    Ok(Some(file))
 }
 
 /// One `write` per message, so that lines of several threads do not mix.
-struct LogFile(File);
+struct LogFile(Arc<File>);
 
 impl<'a> MakeWriter<'a> for LogFile {
     type Writer = &'a File;

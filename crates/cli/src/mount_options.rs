@@ -120,7 +120,8 @@ Mount options (-o, separated by commas):
                          other users may use the mount (default for root only)
   dev, suid, exec, nodev, nosuid, noexec, sync, dirsync
                          as for every file system
-  log=FILE|syslog        where the server writes messages (default
+  log=FILE|syslog        where the server writes messages (default in the
+                         foreground: the terminal, else
                          $XDG_STATE_HOME/quire/VOLUME.log, else
                          /var/log/quire-VOLUME.log for root,
                          ~/.local/state/quire/VOLUME.log for users)
@@ -143,7 +144,8 @@ Mount options (-o, separated by commas):
                          that one out
   remount                change ro, rw, noatime, nodev, nosuid and noexec of a
                          mount; all else stays as it is
-  wait=SECONDS           wait so long for a volume that is not there yet
+  wait=SECONDS           wait so long for a volume that is not there yet, or
+                         that somebody has open who has not mounted it
                          (default 0, with _netdev 30)
   threads=N              threads that receive requests from /dev/fuse
   defaults, auto, noauto, user, users, owner, group, nofail, _netdev, x-...
@@ -280,7 +282,8 @@ impl MountOptions {
         Ok(())
     }
 
-    /// How long a volume is waited for that is not there: at boot, a network may bring it later.
+    /// How long a volume is waited for that is not there, or that is locked: at boot, a network may bring it
+    /// later, and a killed server's lock may outlive it.
     pub fn patience(&self) -> Duration {
         self.wait.unwrap_or(if self.network { NETWORK_PATIENCE } else { Duration::ZERO })
     }

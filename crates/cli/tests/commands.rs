@@ -318,6 +318,34 @@ fn an_unmount_that_would_lose_data_is_refused() {
     expect(&call("umount mnt"), 0, &[]);
 }
 
+/// An unmount whose server could not close the volume exited with 0: only the server's log had the error.
+#[test]
+fn an_unmount_tells_that_the_volume_was_not_closed() {
+    if !can_mount("an_unmount_tells_that_the_volume_was_not_closed") {
+        return;
+    }
+    let place = Place::new();
+    let host = place.path("host");
+    std::fs::create_dir(&host).unwrap();
+    common::run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=24M", "tmpfs"]).arg(&host));
+    let _gone = Detached(host.clone());
+    let call =
+        |line: &str| Command::new(QUIRE).args(line.split(' ')).current_dir(place.0.path()).output().unwrap();
+    expect(&call("mkfs --quiet --size 64M host/x.img"), 0, &[]);
+    expect(&call("mount -o log=log,commit=3600 host/x.img mnt"), 0, &[]);
+    for number in 0..2000 {
+        std::fs::write(place.path(&format!("mnt/{number}")), "").unwrap();
+    }
+    // All is in the journal then. The last checkpoint needs blocks of the host that it does not have.
+    expect(&call("ctl sync mnt"), 0, &[]);
+    let _ = std::fs::write(host.join("filler"), vec![1; 24 << 20]);
+    expect(&call("umount mnt"), 32, &["mnt is unmounted, but closing", "the next mount recovers"]);
+    std::fs::remove_file(host.join("filler")).unwrap();
+    expect(&call("mount -o log=log host/x.img mnt"), 0, &["recovered"]);
+    assert!(place.path("mnt/1999").exists());
+    expect(&call("umount mnt"), 0, &[]);
+}
+
 /// What the kernel keeps may find no room in the volume. An unmount was refused for it, with advice for a
 /// host that is full, although it was lost already.
 #[test]

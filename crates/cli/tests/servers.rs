@@ -79,6 +79,21 @@ fn a_log_in_no_directory_is_refused() {
     assert!(!place.path("misspelt").exists());
 }
 
+/// A server in the foreground took `-o log=`, and wrote to its terminal all the same.
+#[test]
+fn a_server_in_the_foreground_writes_to_the_log_that_was_named() {
+    if !can_mount("a_server_in_the_foreground_writes_to_the_log_that_was_named") {
+        return;
+    }
+    let place = Place::with_volume();
+    let log = place.path("log");
+    let mut server = in_foreground(&place, &format!("log={}", log.display()));
+    expect(&place.umount(), 0, &[]);
+    assert!(server.wait().unwrap().success());
+    let log = std::fs::read_to_string(log).unwrap_or_default();
+    assert!(log.contains("is mounted on"), "{log}");
+}
+
 /// A name that looked like a path was taken for the volume's: umount did not wait until the volume was
 /// closed, a second mount of it waited for half a minute, and a dead server's mount was not cleared away.
 /// `quire info` of the mount did not say which volume it is.
@@ -187,6 +202,53 @@ fn a_stop_signal_unmounts_and_closes() {
         assert!(server.wait().unwrap().success());
         assert!(!marker.exists(), "it is unmounted");
     }
+}
+
+/// A server in the foreground that has mounted.
+fn in_foreground(place: &Place, options: &str) -> std::process::Child {
+    let mut server = Command::new(QUIRE)
+        .args(["mount", "--foreground", "-o", options])
+        .args([place.image(), place.dir()])
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    while std::fs::metadata(place.dir()).unwrap().ino_of_root() != 1 {
+        assert_eq!(server.try_wait().unwrap(), None, "the server has ended");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    server
+}
+
+/// The lock of a server that was killed beside a slow device outlived it, and each new server gave up after
+/// half a second: systemd started five of them, and then no more.
+#[test]
+fn a_lock_that_outlives_its_server_is_waited_for() {
+    if !can_mount("a_lock_that_outlives_its_server_is_waited_for") {
+        return;
+    }
+    let place = Place::with_volume();
+    let held = std::fs::File::open(place.image()).unwrap();
+    held.lock().unwrap();
+    let refused = quire(&[
+        OsStr::new("mount"),
+        OsStr::new("--foreground"),
+        place.image().as_os_str(),
+        place.dir().as_os_str(),
+    ]);
+    expect(&refused, 36, &["already open"]);
+    let holder = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(3));
+        drop(held);
+    });
+    let mut server = in_foreground(&place, "wait=30");
+    holder.join().unwrap();
+    // A volume that is mounted will not be free soon.
+    std::fs::create_dir(place.path("second")).unwrap();
+    let words = ["mount", "--foreground", "-o", "wait=3600"].map(OsStr::new);
+    let twice = quire(&[&words[..], &[place.image().as_os_str(), place.path("second").as_os_str()]].concat());
+    expect(&twice, 36, &[&format!("mounted at {}", place.dir().display())]);
+    expect(&place.umount(), 0, &[]);
+    assert!(server.wait().unwrap().success());
 }
 
 trait Root {

@@ -223,6 +223,18 @@ fn a_volume_is_replicated() {
     assert_eq!(names(&mount), ["mine", "replica-00000003", "replica-00000004"]);
     assert_eq!(copied("note"), b"fourth");
 
+    // While somebody read an old snapshot, no round succeeded, and the numbers said that the copy failed.
+    let read = std::fs::File::open(volume.path(".snapshots/replica-00000003/note")).unwrap();
+    expect(&replicate(), 0, &["replica-00000003", "the snapshot stays for now", "replica-00000005 is on"]);
+    assert!(says("failing 0"), "{}", metrics());
+    assert_eq!(names(&mount), ["mine", "replica-00000003", "replica-00000004", "replica-00000005"]);
+    drop(read);
+    let kept = (0..20).find_map(|_| {
+        expect(&replicate(), 0, &[]);
+        Some(names(&mount)).filter(|names| names.len() == 3)
+    });
+    let kept = kept.expect("the old snapshot is deleted when nobody reads it any more");
+
     // The copy was written to: it is no copy any more, and stays as it is.
     let copy = quire::Volume::open(place.path().join("copy.img")).unwrap();
     copy.write("note", b"mine").unwrap();
@@ -231,9 +243,9 @@ fn a_volume_is_replicated() {
     for _ in 0..3 {
         expect(&replicate(), 1, &["receive at other:copy.img"]);
     }
-    assert_eq!(names(&mount), ["mine", "replica-00000003", "replica-00000004"]);
+    assert_eq!(names(&mount), kept);
     assert_eq!(copied("note"), b"mine");
-    for name in ["replica-00000003", "replica-00000004"] {
+    for name in &kept[1..] {
         run(&["snapshot", "delete", &mount, name]);
     }
     expect(&replicate(), 32, &["no snapshot replica-NUMBER in common"]);
@@ -279,6 +291,43 @@ fn a_wrong_target_costs_the_source_nothing() {
     expect(&run(&["replicate", "--once", "a.img", "b.img"]), 32, &["no snapshot replica-NUMBER in common"]);
     expect(&run(&["snapshot", "list", "a.img"]), 0, &["replica-00000001", "replica-00000002"]);
     expect(&run(&["replicate", "--once", "a.img", "copy.img"]), 0, &["replica-00000003 is on copy.img"]);
+}
+
+/// A volume that was named as its own copy had everything on it, so each round succeeded, and copied nothing.
+#[test]
+fn a_volume_is_no_copy_of_itself() {
+    let place = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| quire(place.path(), arguments, None, None);
+    expect(&run(&["mkfs", "--size=64M", "a.img"]), 0, &[]);
+    std::os::unix::fs::symlink("a.img", place.path().join("link")).unwrap();
+    for target in ["a.img", "link"] {
+        expect(&run(&["replicate", "--once", "a.img", target]), 1, &["a.img and", "are one volume"]);
+    }
+    let list = run(&["snapshot", "list", "--json", "a.img"]);
+    expect(&list, 0, &["[]"]);
+}
+
+/// The mount of a snapshot shows no snapshots. The advice was to make the copy anew, which was good.
+#[test]
+fn the_mount_of_a_snapshot_is_no_source() {
+    if !can_mount("the_mount_of_a_snapshot_is_no_source") {
+        return;
+    }
+    let mut volume = Volume::new("64M").with_options("snapshot=replica-00000001");
+    let place = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| quire(place.path(), arguments, None, None);
+    let (image, mount) = (volume.image(), volume.mountpoint());
+    let (image, mount) = (image.to_str().unwrap(), mount.to_str().unwrap());
+    expect(&run(&["mkfs", "--size=64M", "copy.img"]), 0, &[]);
+    expect(&run(&["replicate", "--once", image, "copy.img"]), 0, &[]);
+    volume.mount();
+    for source in [image, mount] {
+        let refused = run(&["replicate", "--once", source, "copy.img"]);
+        expect(&refused, 32, &["mount the volume itself"]);
+        assert!(!text(&refused).contains("mkfs"), "{}", text(&refused));
+    }
+    volume.unmount();
+    expect(&run(&["replicate", "--once", image, "copy.img"]), 0, &["replica-00000002 is on copy.img"]);
 }
 
 /// A snapshot of the name that was to be sent, half deleted at the target: the target refused the name, that

@@ -82,6 +82,12 @@ impl Replication {
     }
 
     fn round(&self, report: &mut Report) -> Outcome {
+        if self.source.is(&self.target) {
+            let (source, target) = (self.source.name(), self.target.name());
+            return Err(Failure::usage(format!(
+                "{source} and {target} are one volume: its copy is kept on another one"
+            )));
+        }
         self.finish_broken_stream(report)?;
         let (there, here) = (self.target.snapshots()?, self.source.snapshots()?);
         let (mine_there, mine_here) = (self.mine(&there), self.mine(&here));
@@ -89,6 +95,16 @@ impl Replication {
         let common = mine_there.iter().rev().find(|(_, copy)| is_here(copy));
         // A receive that was given up, and cut off in that, leaves one that the next receive deletes.
         if common.is_none() && there.iter().any(|snapshot| snapshot.name != BASE_NAME) {
+            if here.is_empty() && self.source.is_mounted_read_only() {
+                return Err(Failure::new(
+                    exit::FAILED,
+                    format!(
+                        "the mount of {} takes no changes, and shows no snapshots as it is that of one (-o snapshot=): mount the \
+                         volume itself",
+                        self.source.name()
+                    ),
+                ));
+            }
             return Err(Failure::new(
                 exit::FAILED,
                 format!(
@@ -119,7 +135,7 @@ impl Replication {
         let bytes = sent.or_else(|failure| self.settle(&taken, failure))?;
         tracing::info!("{name} is on {}: {bytes} bytes in {:.1?}", self.target.name(), began.elapsed());
         report.succeeded(taken.created);
-        // Each by itself: a snapshot that somebody reads stays for a while.
+        // Each by itself: one that fails keeps nothing at the other end.
         let (source, target) = (self.prune(&self.source), self.prune(&self.target));
         source.and(target)
     }
@@ -195,14 +211,19 @@ impl Replication {
         mine
     }
 
-    /// Deletes the oldest of this replication's snapshots. The newest is what both sides have.
+    /// Deletes the oldest of this replication's snapshots. The newest is what both sides have. One that
+    /// somebody reads stays for a while.
     fn prune(&self, end: &End) -> Outcome {
         let all = end.snapshots()?;
         let mine = self.mine(&all);
         let mut outcome = Ok(());
         for (_, snapshot) in &mine[..mine.len().saturating_sub(self.keep.max(1))] {
-            let deleted = end.run(&["snapshot", "delete", end.volume(), &snapshot.name]);
-            outcome = outcome.and(deleted.map(drop));
+            match end.run(&["snapshot", "delete", end.volume(), &snapshot.name]) {
+                Err(failure) if failure.code == exit::BUSY => {
+                    tracing::warn!("{failure}: the snapshot stays for now");
+                }
+                deleted => outcome = outcome.and(deleted.map(drop)),
+            }
         }
         outcome
     }

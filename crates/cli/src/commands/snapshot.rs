@@ -25,7 +25,7 @@ pub fn run(arguments: &Snapshot) -> Outcome {
         },
         SnapshotAction::List { volume, no_space, json } => {
             let list = match mount_of(volume)? {
-                Some(dir) if *no_space => parse(&dir, &control::ask(&dir, "snapshot progress")?)?,
+                Some(dir) if *no_space => parse(&dir, &control::ask_patiently(&dir, "snapshot progress")?)?,
                 Some(dir) => parse(&dir, &control::ask_patiently(&dir, "snapshot list")?)?,
                 None => of_image(volume, *no_space)?,
             };

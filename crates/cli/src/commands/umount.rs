@@ -47,25 +47,50 @@ pub fn run(arguments: &Umount) -> Outcome {
     let process = server.and_then(|server| pidfd_open(server, PidfdFlags::empty()).ok());
     let slow = || eprintln!("quire: waiting until everything is on disk");
     let patient = talk_meanwhile(&entry, server, slow);
-    let lost = write_back(&dir)?;
+    let written = write_back(&dir)?;
     let unmounted = mount::unmount(&dir, Unmount::Plain);
     drop(patient);
     unmounted?;
     if let Some(place) = still_mounted(&entry)? {
         eprintln!("quire: {} is unmounted; its volume stays open, as it is mounted {place}", dir.display());
-        return lost.map_or(Ok(()), |error| Err(not_on_disk(&dir, &error)));
+        return match written {
+            Written::Not(error) => Err(not_on_disk(&dir, &error)),
+            Written::All | Written::Unknown => Ok(()),
+        };
     }
     let closed = match process {
         Some(process) => image::wait_until(|| has_ended(&process), PATIENCE, slow),
         None => image::wait_until_closed(&entry.source, PATIENCE, slow),
     };
-    if closed {
-        return lost.map_or(Ok(()), |error| Err(not_on_disk(&dir, &error)));
+    if !closed {
+        return Err(Failure::new(
+            exit::BUSY,
+            format!("{} is unmounted, but {} is still open", dir.display(), entry.source.display()),
+        ));
     }
-    Err(Failure::new(
-        exit::BUSY,
-        format!("{} is unmounted, but {} is still open", dir.display(), entry.source.display()),
-    ))
+    match written {
+        Written::Not(error) => Err(not_on_disk(&dir, &error)),
+        Written::All if !entry.flags().read_only && image::was_left_open(&entry.source) => Err(Failure::new(
+            FAILED,
+            format!(
+                "{} is unmounted, but closing {} failed: what nobody synced may be lost, and the next mount recovers the \
+                 volume; the server's log says why",
+                dir.display(),
+                entry.source.display()
+            ),
+        )),
+        Written::All | Written::Unknown => Ok(()),
+    }
+}
+
+/// What became of all that was written to a mount.
+enum Written {
+    /// It was written back, as far as the kernel reaches the server.
+    All,
+    /// Not all of it was, for this reason.
+    Not(Error),
+    /// Nothing was written back: the volume is frozen, or its server does not answer any more.
+    Unknown,
 }
 
 fn not_on_disk(dir: &Path, error: &Error) -> Failure {
@@ -89,14 +114,15 @@ fn still_mounted(entry: &MountEntry) -> Outcome<Option<String>> {
     Ok(lives.then(|| "in another mount namespace".into()))
 }
 
-/// Has everything written back; gives what failed. A frozen volume has nothing to write, and a dead server
+/// Has everything written back. A frozen volume has nothing to write, and a dead server
 /// writes nothing. One that cannot be asked whether it is frozen, as it is busy or another user's, writes
 /// back all the same.
-fn write_back(dir: &Path) -> Outcome<Option<Error>> {
+fn write_back(dir: &Path) -> Outcome<Written> {
     if freeze::check_thawed(dir).is_err_and(|failure| failure.code == exit::BUSY) {
-        return Ok(None);
+        return Ok(Written::Unknown);
     }
     match mount::sync(dir) {
+        Ok(()) => Ok(Written::All),
         Err(error) if error.kind() == ErrorKind::NoSpace => Err(Failure::new(
             exit::NO_SPACE,
             format!(
@@ -105,9 +131,9 @@ fn write_back(dir: &Path) -> Outcome<Option<Error>> {
                 dir.display()
             ),
         )),
-        Err(error) if error.os_error() == Some(Errno::NOTCONN.raw_os_error()) => Ok(None),
-        Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Shutdown) => Ok(Some(error)),
-        _ => Ok(None),
+        Err(error) if error.os_error() == Some(Errno::NOTCONN.raw_os_error()) => Ok(Written::Unknown),
+        Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Shutdown) => Ok(Written::Not(error)),
+        Err(_) => Ok(Written::Unknown),
     }
 }
 

@@ -143,6 +143,8 @@ struct Asked {
     sending: Sending,
     /// Answers that end whatever their readers do: streams that stand still do not use them up.
     answering: Sending,
+    /// Lists of snapshots that wait for the device alone: long answers do not use them up.
+    listing: Sending,
 }
 
 /// Serves connections until the socket is shut down. An accept that fails, as where no descriptor is left, is
@@ -180,12 +182,14 @@ fn hear(mut stream: &UnixStream, volume: &Volume, asked: &Asked) -> std::io::Res
     let started = match line.split_once(' ') {
         Some(("send", request)) => asked.sending.start(request, volume, connection),
         // They walk through space, or wait for the device.
-        Some(("snapshot", "list") | ("trim", _)) => {
+        Some(("snapshot", what @ ("list" | "progress")) | (what @ "trim", _)) => {
             let volume = volume.clone();
-            asked.answering.run(move || {
-                let text = told(match line.strip_prefix("trim ") {
-                    Some(part) => room::trim(part, &volume),
-                    None => snapshots::list_with_space(&volume),
+            let answering = if what == "progress" { &asked.listing } else { &asked.answering };
+            answering.run(move || {
+                let text = told(match line.split_once(' ') {
+                    Some(("trim", part)) => room::trim(part, &volume),
+                    Some((_, "progress")) => snapshots::list_without_space(&volume),
+                    _ => snapshots::list_with_space(&volume),
                 });
                 if let Err(error) = (&connection).write_all(text.as_bytes()) {
                     tracing::debug!("a control connection: {error}");
@@ -342,7 +346,7 @@ mod tests {
         assert!(started.elapsed() >= 2 * ACCEPT_PAUSE);
     }
 
-    /// Memory whose discards wait for a lock.
+    /// Memory that discards, reads and takes requests while a lock is free.
     struct Stalling(MemoryBackend, Mutex<()>);
 
     impl Backend for Stalling {
@@ -356,6 +360,7 @@ mod tests {
             self.0.is_read_only()
         }
         fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
+            let _turn = self.1.lock().unwrap();
             self.0.read(class, at, buf)
         }
         fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
@@ -369,6 +374,7 @@ mod tests {
             self.0.discard(at, count)
         }
         fn submit(&self, class: IoClass, ios: Vec<Io>) {
+            let _turn = self.1.lock().unwrap();
             self.0.submit(class, ios);
         }
     }
@@ -407,6 +413,51 @@ mod tests {
         drop(stalls);
         assert!(info.unwrap().starts_with("ok\n"));
         assert!(read(trim).unwrap().starts_with("ok\n"));
+        ControlSocket(Some(listener)).close();
+        thread.join().unwrap();
+        volume.close().unwrap();
+    }
+
+    /// A list of snapshots whose metadata was not in memory waited for the device on the thread that answers
+    /// all: a slow device kept every other command from its answer.
+    #[test]
+    fn a_list_without_space_keeps_nobody_waiting() {
+        let backend = Arc::new(Stalling(MemoryBackend::new(65536), Mutex::new(())));
+        quire::FormatOptions::new().format_backend(backend.clone()).unwrap();
+        let open = || {
+            let options = quire::VolumeOptions::new().cache_bytes(16 << 20).node_cache_bytes(1 << 20);
+            options.open_backend(backend.clone()).unwrap()
+        };
+        let volume = open();
+        for number in 0..200 {
+            volume.take_snapshot(&format!("{number:0200}")).unwrap();
+        }
+        for number in 0..20_000 {
+            volume.write(format!("{number:0100}"), "").unwrap();
+        }
+        volume.close().unwrap();
+        let volume = open();
+        // Other nodes take the place of those that the opening has read.
+        for entry in volume.read_dir("/").unwrap() {
+            entry.unwrap().metadata().unwrap();
+        }
+        let (name, listener, thread) = serve("list", &volume);
+        let ask = |request: &[u8]| {
+            let mut stream = UnixStream::connect_addr(&name).unwrap();
+            limit(&stream).unwrap();
+            stream.write_all(request).unwrap();
+            stream
+        };
+        let read = |mut stream: UnixStream| {
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).map(|_| answer)
+        };
+        let stalls = backend.1.lock().unwrap();
+        let list = ask(b"snapshot progress\n");
+        let info = read(ask(b"info\n"));
+        drop(stalls);
+        assert!(info.unwrap().starts_with("ok\n"));
+        assert!(read(list).unwrap().starts_with("ok\n"));
         ControlSocket(Some(listener)).close();
         thread.join().unwrap();
         volume.close().unwrap();

@@ -27,7 +27,7 @@ pub fn here(checked: &Checked) -> Outcome {
     signals::block();
     signals::serve_under_memory_pressure();
     signals::run_soon();
-    logging::to_terminal();
+    logging::of_foreground(&checked.options.log, &checked.volume)?;
     process::abort_on_panic();
     let (session, control, notes) = open_and_mount(checked)?;
     for note in notes {
@@ -118,17 +118,20 @@ fn open_and_mount(checked: &Checked) -> Outcome<(Session, ControlSocket, Vec<Str
     Ok((session, control, notes))
 }
 
-/// Opens the volume; one that is only just being closed by its last server is waited for.
+/// Opens the volume; one that is only just being closed by its last server is waited for. So is any other
+/// that somebody has open and that is not mounted, as long as `wait=` says: the lock of a server that was
+/// killed outlives it while a slow device has requests of it.
 fn open(path: &Path, options: &MountOptions) -> Result<Volume> {
-    let start = Instant::now();
+    let (start, patience) = (Instant::now(), options.patience());
+    let is_to_come = || -> Result<bool> {
+        let elapsed = start.elapsed();
+        let in_time = elapsed < patience || elapsed < CLOSING_PATIENCE && server_of(path).is_some();
+        Ok(in_time && mounted_on(path)?.is_none())
+    };
     let opened = if options.takes_over { NbdAddress::taking_over(path)? } else { path.to_owned() };
     loop {
         match options.volume.open(&opened) {
-            Err(error)
-                if error.kind() == ErrorKind::Busy
-                    && start.elapsed() < CLOSING_PATIENCE
-                    && is_closing(path)? =>
-            {
+            Err(error) if error.kind() == ErrorKind::Busy && is_to_come()? => {
                 std::thread::sleep(Duration::from_millis(20));
             }
             Err(error) if error.kind() == ErrorKind::Busy => {
@@ -140,10 +143,4 @@ fn open(path: &Path, options: &MountOptions) -> Result<Volume> {
             outcome => return outcome,
         }
     }
-}
-
-/// Open for writing, not mounted, and the process that has it open once mounted volumes: a server on its way
-/// out.
-fn is_closing(volume: &Path) -> Result<bool> {
-    Ok(mounted_on(volume)?.is_none() && server_of(volume).is_some())
 }

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! The first two start a task and are answered with it ([`super::tasks`]); the others are answered with
-//! JSON: `list` with the space that snapshots take, on a thread of its own since that walks through all
-//! space; `progress` without. A name goes to the end of the line.
+//! JSON: `list` with the space that snapshots take, `progress` without. Both have threads of their own: the
+//! one walks through all space, and the other may wait for the device. A name goes to the end of the line.
 //!
 //! Neighbours: [`super::listener`] hears the requests, [`crate::commands::snapshot`] makes them.
 
@@ -17,12 +17,11 @@ use serde_json::{Value, json};
 use super::tasks::ServerTasks;
 use crate::exit::{Failure, Outcome};
 
-/// Answers what follows `snapshot` in a request, `list` excepted.
+/// Answers what follows `snapshot` in a request, the lists excepted.
 pub fn answer(request: &str, volume: &Volume, tasks: &ServerTasks) -> Outcome<String> {
     let (what, name) = request.split_once(' ').unwrap_or((request, ""));
     let (name, volume) = (name.to_owned(), volume.clone());
     let number = match what {
-        "progress" => return Ok(format!("{}\n", json!({ "snapshots": list(&volume.snapshots()?) }))),
         "create" => tasks.start(move || {
             let taken = volume.take_snapshot(&name)?;
             tracing::info!(name, number = taken.number, "a snapshot was taken");
@@ -36,6 +35,11 @@ pub fn answer(request: &str, volume: &Volume, tasks: &ServerTasks) -> Outcome<St
         _ => return Err(Failure::usage("the server does not know this request about snapshots")),
     };
     tasks.answer(number)
+}
+
+/// Answers `snapshot progress`.
+pub fn list_without_space(volume: &Volume) -> Outcome<String> {
+    Ok(format!("{}\n", json!({ "snapshots": list(&volume.snapshots()?) })))
 }
 
 /// Answers `snapshot list`.

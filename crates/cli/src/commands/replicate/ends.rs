@@ -1,7 +1,7 @@
 //! The two ends of a replication: a volume, and how `quire` is run where it is.
 
 use std::io::{Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::JoinHandle;
 
@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::report::Report;
 use crate::exit::{self, Failure, Outcome};
+use crate::{control, image, places};
 
 /// Bytes that go through this process at a time.
 const PIECE_BYTES: usize = 256 << 10;
@@ -74,6 +75,26 @@ impl End {
             true => format!("{}:{}", self.command[self.command.len() - 2], self.volume),
             false => Path::new(&self.volume).display().to_string(),
         }
+    }
+
+    /// Whether both ends are one volume of this machine, be it named by its mount point.
+    pub fn is(&self, other: &End) -> bool {
+        self.place().is_some_and(|place| other.place() == Some(place))
+    }
+
+    /// The volume's absolute path, if it is there, and here.
+    fn place(&self) -> Option<PathBuf> {
+        let volume = Path::new(&self.volume);
+        let mounted = || places::mounted(volume).ok().map(|entry| entry.source);
+        (!self.is_remote).then(|| mounted().or_else(|| image::find(volume).ok()))?
+    }
+
+    /// Whether it is mounted here, and takes no changes there.
+    pub fn is_mounted_read_only(&self) -> bool {
+        let mount = (!self.is_remote).then(|| places::mount_of(Path::new(&self.volume)).ok()).flatten();
+        mount
+            .flatten()
+            .is_some_and(|dir| control::ask(&dir, "info").is_ok_and(|told| told.trim().ends_with(" ro")))
     }
 
     fn command(&self, words: &[impl AsRef<str>]) -> Command {
