@@ -143,6 +143,62 @@ sure(other.communicate(timeout=60)[0] == b"[(1,)]\n")
 "#);
 }
 
+/// A connection that held its lock already asked for none: in WAL mode, with an exclusive lock, and within a
+/// transaction. A child of a fork then wrote to the image with its copy of the volume, over what its parent
+/// writes there.
+#[test]
+fn a_child_of_a_fork_is_refused_with_any_lock() {
+    run_with(
+        r#"
+def open_as(mode):
+    db = image(mode + ".db")
+    # Pages come from the file, and go there before the commit.
+    db.execute("PRAGMA cache_size = 2")
+    if "exclusive" in mode: db.execute("PRAGMA locking_mode = EXCLUSIVE")
+    if "wal" in mode: sure(db.execute("PRAGMA journal_mode = WAL").fetchone() == ("wal",))
+    return db
+for mode in ("wal", "wal-exclusive", "exclusive", "spilled", "spilled-kept", "wal-spilled"):
+    db = open_as(mode)
+    db.execute("CREATE TABLE t(a INTEGER PRIMARY KEY, b)")
+    db.execute("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100) INSERT INTO t SELECT i, zeroblob(3000) FROM n")
+    spilled = "spilled" in mode
+    if spilled:
+        db.execute("BEGIN")
+        db.execute("UPDATE t SET b = randomblob(3000) WHERE a <= ?", (90 if "kept" in mode else 20,))
+        if mode == "spilled-kept": sure(counts(db)[1] > 0, counts(db))
+    child = os.fork()
+    if child == 0:
+        try:
+            # A child that waits for a lock of its parent's is refused nothing, and ends here.
+            signal.alarm(60)
+            fails(lambda: db.execute("SELECT sum(length(b)) FROM t").fetchall())
+            def insert():
+                db.execute("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100) INSERT INTO t(b) SELECT randomblob(3000) FROM n")
+                if spilled: db.execute("COMMIT")
+            fails(insert)
+            # An error may have rolled the transaction back as far as SQLite is concerned.
+            if db.in_transaction: fails(lambda: db.execute("ROLLBACK"))
+            fails(lambda: db.execute("DELETE FROM t"))
+            fails(lambda: image("other.db"))
+            os._exit(0)
+        except BaseException as error:
+            print(mode, "in the child:", repr(error), file=sys.stderr, flush=True)
+        finally:
+            os._exit(1)
+    sure(os.waitpid(child, 0)[1] == 0, mode)
+    if spilled: db.execute("COMMIT")
+    db.execute("UPDATE t SET b = zeroblob(2000)")
+    db.execute("INSERT INTO t VALUES (1000, zeroblob(2000))")
+    db.close()
+    db = open_as(mode)
+    ok(db)
+    sure(db.execute("SELECT count(*), sum(length(b)), max(a) FROM t").fetchone() == (101, 202000, 1000), mode)
+    db.close()
+"#,
+        &[("QUIRE_SQLITE_GROUP_MAX", "100000")],
+    );
+}
+
 #[test]
 fn a_write_ahead_log_is_recovered() {
     run(r#"
