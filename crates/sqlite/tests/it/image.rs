@@ -412,6 +412,67 @@ sure(db.execute("SELECT sum(length(hex(b))) FROM t").fetchone()[0] == before, "h
     );
 }
 
+/// With `synchronous=OFF` the end of a kept journal became durable before the pages that it had guarded, or
+/// came to nothing when the header came back; and pages went to the file before their originals in the
+/// journal were durable. A kill left a part of the transaction. A truncation of the journal was not synced
+/// with NORMAL either, so a kill took back a transaction that COMMIT had reported.
+#[test]
+fn large_transactions_are_whole_with_any_setting_of_synchronous() {
+    run_with(
+        r#"
+def kill(synchronous, mode, locking, end):
+    "What is wrong with the database after a kill."
+    db = image()
+    db.execute("CREATE TABLE t(a INTEGER PRIMARY KEY, changed, b)")
+    # Its pages are none of those that the large transaction changes.
+    db.execute("CREATE TABLE later(a)")
+    db.execute("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000) INSERT INTO t SELECT i, 0, randomblob(2000) FROM n")
+    db.close()
+    killed = program("""
+synchronous, mode, locking, end = sys.argv[3:]
+db = image(image_cache="8m")
+db.execute("PRAGMA locking_mode = " + locking)
+db.execute("PRAGMA journal_mode = " + mode)
+db.execute("PRAGMA synchronous = " + synchronous)
+db.execute("PRAGMA cache_size = 10")
+other = image("other.db")
+other.execute("CREATE TABLE t(a)")
+db.execute("BEGIN")
+db.execute("UPDATE t SET b = randomblob(2000), changed = 1")
+sure(counts(db)[1] > 0, "its journal is kept", counts(db))
+if end != "ROLLBACK BY KILL": db.execute("COMMIT")
+if end == "INSERT": db.execute("INSERT INTO later VALUES (1)")
+# What is in the volume's journal becomes durable, and data of other files does not.
+if synchronous == "OFF": other.execute("INSERT INTO t VALUES (1)")
+os.kill(os.getpid(), signal.SIGKILL)
+""", synchronous, mode, locking, end)
+    killed.communicate(timeout=600)
+    if killed.returncode != -signal.SIGKILL: return "the program failed"
+    db = image()
+    try:
+        if db.execute("PRAGMA integrity_check").fetchall() != [("ok",)]: return "corrupt"
+        found = db.execute("SELECT DISTINCT changed FROM t").fetchall()
+        later = db.execute("SELECT count(*) FROM later").fetchone() == (1,)
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    finally:
+        db.close()
+        os.remove(volume)
+    if len(found) != 1: return "a part of the transaction"
+    if found == [(1,)] and end == "ROLLBACK BY KILL": return "it was not committed"
+    if found == [(0,)] and later: return "a later transaction without it"
+    if found == [(0,)] and synchronous != "OFF": return "COMMIT had reported it"
+cases = [("NORMAL", "TRUNCATE", "NORMAL", "COMMIT")]
+for mode in ("DELETE", "TRUNCATE", "PERSIST"):
+    for locking in ("NORMAL", "EXCLUSIVE"):
+        cases += [("OFF", mode, locking, end) for end in ("COMMIT", "INSERT", "ROLLBACK BY KILL")]
+wrong = [(case, what) for case in cases if (what := kill(*case))]
+sure(not wrong, wrong)
+"#,
+        &[("QUIRE_SQLITE_GROUP_MAX", "100000")],
+    );
+}
+
 /// SQLite adds `-journal` to the full name of a database, and has 512 bytes for the result.
 #[test]
 fn full_names_have_a_limit() {
