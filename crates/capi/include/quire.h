@@ -1109,8 +1109,8 @@ int quire_submit_group_commit(const struct quire_queue *queue,
                               uint32_t lazy_ms,
                               void *user_data);
 
-// Submits what quire_preadv does. With O_DIRECT, and offset and length on boundaries of 4096 bytes, no
-// thread waits for it; else a worker does it. The vector may change when this returns.
+// Submits what quire_preadv does. With O_DIRECT, inside the file, and with offset and length on boundaries
+// of 4096 bytes, no thread waits for it; else a worker does it. The vector may change when this returns.
 //
 // Returns: 0: its completion will come, with the same `user_data`; or a negative error number: it will not.
 // Threads: as quire_submit_pread. The buffers belong to the request until its completion has been reaped.
