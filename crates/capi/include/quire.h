@@ -673,7 +673,7 @@ void quire_group_free(struct quire_group *group);
 // Makes bytes `[start, end)` of a file durable, as far as the file goes, and leases their layout: where they
 // are on the device, and the promise that they stay there. What would move them recalls the lease, waits for
 // its return a bounded time, and revokes it then: what was read from the device counts only if
-// quire_lease_state says so afterwards. A lease has a bounded number of extents; quire_lease_range says
+// quire_lease_state says so afterwards. A lease has a bounded number of extents; quire_lease_end says
 // where it ends, and another lease goes on from there. The file was opened for reading; its handle may be
 // closed before the lease is returned. Closing the volume revokes it.
 //
@@ -1109,8 +1109,8 @@ int quire_submit_group_commit(const struct quire_queue *queue,
                               uint32_t lazy_ms,
                               void *user_data);
 
-// Submits what quire_preadv does. With O_DIRECT, and offset and length on boundaries of 4096 bytes, no
-// thread waits for it; else a worker does it. The vector may change when this returns.
+// Submits what quire_preadv does. With O_DIRECT, inside the file, and with offset and length on boundaries
+// of 4096 bytes, no thread waits for it; else a worker does it. The vector may change when this returns.
 //
 // Returns: 0: its completion will come, with the same `user_data`; or a negative error number: it will not.
 // Threads: as quire_submit_pread. The buffers belong to the request until its completion has been reaped.

@@ -67,7 +67,7 @@ fn extent(extent: &LayoutExtent) -> Extent {
 /// Makes bytes `[start, end)` of a file durable, as far as the file goes, and leases their layout: where they
 /// are on the device, and the promise that they stay there. What would move them recalls the lease, waits for
 /// its return a bounded time, and revokes it then: what was read from the device counts only if
-/// quire_lease_state says so afterwards. A lease has a bounded number of extents; quire_lease_range says
+/// quire_lease_state says so afterwards. A lease has a bounded number of extents; quire_lease_end says
 /// where it ends, and another lease goes on from there. The file was opened for reading; its handle may be
 /// closed before the lease is returned. Closing the volume revokes it.
 ///

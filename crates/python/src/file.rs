@@ -90,36 +90,31 @@ impl NativeFile {
     }
 }
 
-/// `bytes` of at most `count` bytes that `fill` reads. It is not asked for more than a file of `size` bytes
-/// has beyond `offset`, so that a large count costs no memory. `path` is for an exception.
+/// `bytes` of at most `count` bytes that one call of `fill` reads. `there` tells how many bytes the file has
+/// behind the offset, so that a large count costs no memory. `path` is for an exception.
 pub fn read_bytes<'py>(
     py: Python<'py>,
     path: &Path,
-    size: u64,
-    offset: u64,
+    there: impl Fn() -> PyResult<u64>,
     count: u64,
-    fill: impl FnOnce(&mut [u8]) -> quire::Result<usize> + Send,
+    fill: impl Fn(&mut [u8]) -> quire::Result<usize> + Sync,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let len = size.saturating_sub(offset).min(count) as usize;
-    let mut got = 0;
-    let bytes = PyBytes::new_with(py, len, |buffer| {
-        got = py.detach(|| fill(buffer)).or_raise_at(py, &[path])?;
-        Ok(())
-    })?;
-    // Somebody has cut the file meanwhile.
-    if got < len { Ok(PyBytes::new(py, &bytes.as_bytes()[..got])) } else { Ok(bytes) }
-}
-
-/// Fills a buffer until the file ends.
-fn read_all_at(file: &File, buffer: &mut [u8], offset: u64) -> quire::Result<usize> {
-    let mut done = 0;
-    while done < buffer.len() {
-        match file.read_at(&mut buffer[done..], offset + done as u64)? {
-            0 => break,
-            count => done += count,
+    loop {
+        // One byte more than the file has: a read that fills this has met a write that made the file longer,
+        // and may have only a part of it.
+        let most = there()?.saturating_add(1).min(count) as usize;
+        let mut got = 0;
+        let bytes = PyBytes::new_with(py, most, |buffer| {
+            got = py.detach(|| fill(buffer)).or_raise_at(py, &[path])?;
+            Ok(())
+        })?;
+        if most as u64 == count && got == most {
+            return Ok(bytes);
+        }
+        if got < most {
+            return Ok(PyBytes::new(py, &bytes.as_bytes()[..got]));
         }
     }
-    Ok(done)
 }
 
 #[pymethods]
@@ -132,9 +127,8 @@ impl NativeFile {
 
     fn pread<'py>(&self, py: Python<'py>, count: u64, offset: u64) -> PyResult<Bound<'py, PyBytes>> {
         let file = self.open_file()?;
-        read_bytes(py, &self.path, file.metadata().len(), offset, count, |buffer| {
-            file.read_at(buffer, offset)
-        })
+        let there = || Ok(file.metadata().len().saturating_sub(offset));
+        read_bytes(py, &self.path, there, count, |buffer| file.read_at(buffer, offset))
     }
 
     fn pwrite(&self, py: Python<'_>, data: &[u8], offset: u64) -> PyResult<usize> {
@@ -149,11 +143,18 @@ impl NativeFile {
     #[pyo3(signature = (count = None))]
     fn read<'py>(&self, py: Python<'py>, count: Option<u64>) -> PyResult<Bound<'py, PyBytes>> {
         let file = self.open_file()?;
-        let start = py.detach(|| *self.position.lock());
-        read_bytes(py, &self.path, file.metadata().len(), start, count.unwrap_or(u64::MAX), |buffer| {
+        let count = count.unwrap_or(u64::MAX);
+        let there = || {
+            let position = py.detach(|| *self.position.lock());
+            Ok(file.metadata().len().saturating_sub(position))
+        };
+        read_bytes(py, &self.path, there, count, |buffer| {
             let mut position = self.position.lock();
-            let done = read_all_at(&file, buffer, *position)?;
-            *position += done as u64;
+            let done = file.read_at(buffer, *position)?;
+            // What fills a buffer short of the count is read again.
+            if done < buffer.len() || done as u64 == count {
+                *position += done as u64;
+            }
             Ok(done)
         })
     }

@@ -81,9 +81,9 @@ impl NativeGroup {
         count: u64,
         offset: u64,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let size = self.size(py, file)?;
+        let there = || Ok(self.size(py, file)?.saturating_sub(offset));
         let (slot, open) = (self.group.get()?, file.open_file()?);
-        read_bytes(py, file.path(), size, offset, count, |buffer| match slot.lock().as_ref() {
+        read_bytes(py, file.path(), there, count, |buffer| match slot.lock().as_ref() {
             Some(group) => group.read_at(&open, buffer, offset),
             // Another thread has ended it just now: what it would have read is unknown.
             None => Err(quire::Error::invalid("the group has been committed or aborted")),

@@ -17,6 +17,35 @@ MODES = [("rb", 0), ("rb", -1), ("wb", -1), ("r+b", -1), ("ab", 0), ("r", -1), (
 MODES += [("w+b", 0), ("a+b", -1), ("wb", 0), ("rb", -2), ("r", -7)]
 
 
+def test_reads_that_reach_the_end_are_not_torn(volume: quire.Volume) -> None:
+    """The buffer of a read ended where the file did when the read began. A write that made the file longer in between was read in
+    part.
+    """
+    ended = threading.Event()
+
+    def write() -> None:
+        with volume.open("grows", "r+b", 0) as file:
+            while not ended.is_set():
+                file.truncate(0)
+                file.pwrite(b"A" * 4096, 0)
+                file.pwrite(b"B" * 12288, 0)
+
+    (volume / "grows").write_bytes(b"")
+    writer = threading.Thread(target=write)
+    writer.start()
+    torn = 0
+    try:
+        with volume.open("grows", "rb", 0) as file:
+            for _ in range(20000):
+                for data in (file.pread(65536, 0), file.read(65536), file.readall()):
+                    torn += len(data) == 4096 and data.startswith(b"B")
+                    file.seek(0)
+    finally:
+        ended.set()
+        writer.join()
+    assert torn == 0
+
+
 def test_modes_give_what_open_gives(volume: quire.Volume, tmp_path: Path) -> None:
     """The mode of a binary file had no "b", and programs that looked for it took the file for text. Sizes of buffers below -1
     were refused.

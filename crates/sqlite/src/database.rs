@@ -1,7 +1,8 @@
 //! A database file on a mount of Quire, or in a volume that the process has open itself.
 //!
 //! ```text
-//!   a write by SQLite ----> journal in memory?  no: to the file, as without the extension (hot journals, checkpoints)
+//!   a write by SQLite ----> journal in memory, or kept and not durable?
+//!                                  |      no: to the file, as without the extension (hot journals, checkpoints)
 //!                                  | yes
 //!                                  v
 //!                             the overlay   -- read back over the file; larger than GROUP_MAX --+
@@ -17,7 +18,8 @@
 //!
 //! So SQLite's own order holds in every case: either nothing of a transaction is in the file before all of it
 //! is, or the file is changed behind a durable rollback journal. `synchronous=OFF` sends FCNTL_SYNC and no
-//! sync: the transaction is a group all the same, durable some time later.
+//! sync: the transaction is a group all the same, durable some time later. Behind a kept journal FCNTL_SYNC
+//! syncs the file in any case, since the end of the journal is next, and is durable at once.
 //!
 //! A transaction over several attached databases has a super-journal, which ties the journals of all of them
 //! together. Such a transaction keeps its journals: it is atomic over all files, and as slow as on any other
@@ -151,10 +153,20 @@ impl Database {
         unsafe { &*(*self.file).methods }
     }
 
+    /// The journal, if it is open.
+    fn journal(&self) -> Option<&Journal> {
+        // SAFETY: a journal that is open, else null: it takes itself out when it is closed.
+        unsafe { self.journal.as_ref() }
+    }
+
+    /// Whether the transaction is written behind a journal that was kept.
+    fn has_kept_journal(&self) -> bool {
+        self.journal().is_some_and(|journal| !journal.is_in_memory())
+    }
+
     /// Whether a change stays in the overlay.
     fn is_collecting(&self) -> bool {
-        // SAFETY: a journal that is open, else null: it takes itself out when it is closed.
-        unsafe { self.journal.as_ref() }.is_some_and(Journal::is_in_memory)
+        self.journal().is_some_and(|journal| journal.comes_first() || self.overlay.is_some())
     }
 
     /// The overlay, begun if there is none.
@@ -170,12 +182,14 @@ impl Database {
         self.overlay.as_mut().ok_or(ffi::NOMEM)
     }
 
-    /// Keeps the journal, and writes what was collected; later changes go to the file at once.
+    /// Keeps the journal, or makes a kept one durable, and writes what was collected; later changes go to the
+    /// file as soon as all of the journal is durable.
     pub(crate) fn write_directly(&mut self) -> c_int {
-        // SAFETY: see `is_collecting`.
+        // SAFETY: see `journal`.
         let Some(journal) = (unsafe { self.journal.as_mut() }) else { return ffi::OK };
-        match journal.keep() {
-            ffi::OK => self.journaled += 1,
+        let is_new = journal.is_in_memory();
+        match if is_new { journal.keep() } else { journal.force() } {
+            ffi::OK => self.journaled += u64::from(is_new),
             failed => return failed,
         }
         let Some(overlay) = self.overlay.take() else { return ffi::OK };
@@ -201,7 +215,7 @@ impl Database {
             return ffi::OK;
         }
         let (Some(overlay), Some(way)) = (&self.overlay, &self.way) else { return ffi::OK };
-        if super_journal {
+        if super_journal || self.has_kept_journal() {
             return self.write_directly();
         }
         if !overlay.is_empty() {
@@ -217,6 +231,15 @@ impl Database {
         match self.overlay.take() {
             Some(overlay) => self.written(&overlay),
             None => ffi::OK,
+        }
+    }
+
+    /// Commits what was collected, so that the end of the journal may become durable next.
+    fn commit_before_end(&mut self, super_journal: bool) -> c_int {
+        match self.commit(super_journal) {
+            // SAFETY: the open file below.
+            ffi::OK if self.has_kept_journal() => unsafe { (self.below().sync)(self.file, ffi::SYNC_FULL) },
+            done => done,
         }
     }
 
@@ -410,7 +433,7 @@ unsafe extern "C" fn file_control(file: *mut File, operation: c_int, argument: *
     unsafe {
         let database = database(file);
         match operation {
-            ffi::FCNTL_SYNC => match database.commit(!argument.is_null()) {
+            ffi::FCNTL_SYNC => match database.commit_before_end(!argument.is_null()) {
                 ffi::OK => {}
                 failed => return failed,
             },

@@ -21,11 +21,15 @@ pub(crate) const IOERR_SHORT_READ: c_int = 10 | 2 << 8;
 pub(crate) const IOERR_WRITE: c_int = 10 | 3 << 8;
 pub(crate) const IOERR_FSYNC: c_int = 10 | 4 << 8;
 pub(crate) const IOERR_TRUNCATE: c_int = 10 | 6 << 8;
+pub(crate) const IOERR_FSTAT: c_int = 10 | 7 << 8;
+pub(crate) const IOERR_UNLOCK: c_int = 10 | 8 << 8;
 pub(crate) const IOERR_DELETE: c_int = 10 | 10 << 8;
 pub(crate) const IOERR_ACCESS: c_int = 10 | 13 << 8;
+pub(crate) const IOERR_CHECKRESERVEDLOCK: c_int = 10 | 14 << 8;
 pub(crate) const IOERR_LOCK: c_int = 10 | 15 << 8;
 pub(crate) const IOERR_CLOSE: c_int = 10 | 16 << 8;
 pub(crate) const IOERR_SHMLOCK: c_int = 10 | 20 << 8;
+pub(crate) const IOERR_SHMMAP: c_int = 10 | 21 << 8;
 pub(crate) const IOERR_DELETE_NOENT: c_int = 10 | 23 << 8;
 pub(crate) const IOERR_DATA: c_int = 10 | 32 << 8;
 

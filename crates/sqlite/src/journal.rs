@@ -4,7 +4,10 @@
 //! long as the database file is not touched before the commit, nobody needs it after a crash, so it stays in
 //! memory. Where the database is to be written directly after all, the journal is *kept* first
 //! ([`Journal::keep`]): written to the file that SQLite named, and made durable. From then on it is a
-//! rollback journal as any other.
+//! rollback journal as any other, with two differences, since SQLite does not sync a journal with every
+//! setting of `synchronous`: the database writes nothing before what the journal has got is durable
+//! ([`Journal::comes_first`]), and the journal's end, which commits the transaction, is durable when SQLite
+//! has written it.
 //!
 //! Invariant: the database file is never changed, but by a group, while its journal is in memory.
 
@@ -39,6 +42,8 @@ pub(crate) struct Journal {
     memory: Option<Vec<u8>>,
     /// The file of the VFS below; open only without `memory`.
     file: *mut File,
+    /// Bytes of the file are not durable.
+    is_dirty: bool,
     below: *mut Vfs,
     name: *const c_char,
     flags: c_int,
@@ -65,6 +70,7 @@ impl Journal {
             let journal = Box::into_raw(Box::new(Journal {
                 memory: Some(std::mem::take(&mut (*database).spare)),
                 file: vfs::below(room),
+                is_dirty: false,
                 below,
                 name,
                 flags,
@@ -78,6 +84,22 @@ impl Journal {
     /// Whether it is in memory.
     pub(crate) fn is_in_memory(&self) -> bool {
         self.memory.is_some()
+    }
+
+    /// Whether the database file must not be touched yet: the journal is not durable.
+    pub(crate) fn comes_first(&self) -> bool {
+        self.is_in_memory() || self.is_dirty
+    }
+
+    /// Makes all of a kept journal durable, if it is not.
+    pub(crate) fn force(&mut self) -> c_int {
+        if self.is_in_memory() || !self.is_dirty {
+            return ffi::OK;
+        }
+        // SAFETY: a journal that was kept is a file.
+        let synced = unsafe { (below(self).sync)(self.file, ffi::SYNC_FULL) };
+        self.is_dirty &= synced != ffi::OK;
+        synced
     }
 
     /// Makes it a durable file. After an error it is in memory as before.
@@ -252,7 +274,13 @@ unsafe extern "C" fn write(file: *mut File, buffer: *const c_void, count: c_int,
         }
         let journal = journal(file);
         let Some(memory) = &mut journal.memory else {
-            return (below(journal).write)(journal.file, buffer, count, offset);
+            journal.is_dirty = true;
+            // Zeros over the header end it.
+            let ends = start == 0 && data == [0; HEADER];
+            return match (below(journal).write)(journal.file, buffer, count, offset) {
+                ffi::OK if ends => journal.force(),
+                done => done,
+            };
         };
         if memory.len() == start {
             memory.extend_from_slice(data);
@@ -275,7 +303,14 @@ unsafe extern "C" fn truncate(file: *mut File, size: i64) -> c_int {
                 memory.resize(size as usize, 0);
                 ffi::OK
             }
-            None => (below(journal).truncate)(journal.file, size),
+            None => {
+                journal.is_dirty = true;
+                match (below(journal).truncate)(journal.file, size) {
+                    // That ends it.
+                    ffi::OK if size == 0 => journal.force(),
+                    done => done,
+                }
+            }
         }
     }
 }
@@ -284,10 +319,12 @@ unsafe extern "C" fn sync(file: *mut File, flags: c_int) -> c_int {
     // SAFETY: see above.
     unsafe {
         let journal = journal(file);
-        match journal.is_in_memory() {
-            true => ffi::OK,
-            false => (below(journal).sync)(journal.file, flags),
+        if journal.is_in_memory() {
+            return ffi::OK;
         }
+        let synced = (below(journal).sync)(journal.file, flags);
+        journal.is_dirty &= synced != ffi::OK;
+        synced
     }
 }
 

@@ -10,11 +10,15 @@
 //! The interface is parking_lot's: `lock()` gives a guard, there is no poisoning, a condition variable takes
 //! `&mut` the guard. [`ShardedRwLock`] is our own: shared entries of different threads touch different lines.
 //!
+//! Threads of a [`thread::Builder`] take no signals: those are the program's.
+//!
 //! Neighbours: everything above uses these names and no others for shared state.
 
 #[cfg(any(loom, shuttle))]
 mod model;
 mod sharded;
+#[cfg(not(any(feature = "simulation", loom, shuttle)))]
+pub mod thread;
 
 #[cfg(any(loom, shuttle))]
 pub use model::*;
@@ -56,7 +60,6 @@ mod real {
     pub use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
     pub use std::hint::spin_loop;
     pub use std::sync::{Arc, Weak};
-    pub use std::thread;
 
     /// Atomic types and fences.
     pub mod atomic {

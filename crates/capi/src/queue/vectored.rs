@@ -27,10 +27,12 @@ impl Buffers {
         sum.ok_or_else(|| Error::invalid("the buffers are longer than memory"))
     }
 
-    /// One buffer for all, of what the file can fill: buffers may be larger than memory.
-    fn for_direct_read(&self, file: &File, offset: u64) -> Result<AlignedBuf> {
+    /// One buffer for all, if none reaches beyond the file's last block. Larger ones may be larger than
+    /// memory, and a buffer of what the file has would end in the middle of a write that makes it longer.
+    fn for_direct_read(&self, file: &File, offset: u64) -> Result<Option<AlignedBuf>> {
         let there = file.file.metadata().len().saturating_sub(offset).next_multiple_of(BLOCK_SIZE as u64);
-        AlignedBuf::try_zeroed(self.length()?.min(usize::try_from(there).unwrap_or(usize::MAX)))
+        let length = self.length()?;
+        (length as u64 <= there).then(|| AlignedBuf::try_zeroed(length)).transpose()
     }
 
     /// Fills one buffer from all.
@@ -82,8 +84,8 @@ impl Buffers {
     }
 }
 
-/// Submits what quire_preadv does. With O_DIRECT, and offset and length on boundaries of 4096 bytes, no
-/// thread waits for it; else a worker does it. The vector may change when this returns.
+/// Submits what quire_preadv does. With O_DIRECT, inside the file, and with offset and length on boundaries
+/// of 4096 bytes, no thread waits for it; else a worker does it. The vector may change when this returns.
 ///
 /// Returns: 0: its completion will come, with the same `user_data`; or a negative error number: it will not.
 /// Threads: as quire_submit_pread. The buffers belong to the request until its completion has been reaped.
@@ -106,8 +108,10 @@ pub unsafe extern "C" fn quire_submit_preadv(
         let mut given = unsafe { buffers_mut(vector, count) }?;
         let memory = |part: &mut IoSliceMut<'_>| Memory { start: part.as_mut_ptr(), length: part.len() };
         let memory = Buffers(given.iter_mut().map(memory).collect());
-        let direct =
-            (file.is_direct() && file.reads()).then(|| memory.for_direct_read(&file, offset)).transpose()?;
+        let direct = match file.is_direct() && file.reads() {
+            true => memory.for_direct_read(&file, offset)?,
+            false => None,
+        };
         queue.submit(Tag(user_data), file.kept(), |begun| match direct {
             Some(whole) => {
                 let spread = move |whole: &AlignedBuf, count: usize| {

@@ -2,7 +2,7 @@
 
 use quire_capi::file::{quire_close, quire_fsync, quire_open, quire_pread};
 use quire_capi::group::{quire_group_begin, quire_group_commit, quire_group_free, quire_group_pwrite};
-use quire_capi::queue::{quire_queue_free, quire_queue_new, quire_submit_fsync};
+use quire_capi::queue::{quire_queue_free, quire_queue_new, quire_submit_fsync, quire_submit_pwrite};
 use quire_capi::volume::{quire_volume_close, quire_volume_open};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -96,4 +96,50 @@ fn an_image_is_none_of_the_standard_streams() {
     again.args(["--exact", "fork::an_image_is_none_of_the_standard_streams"]).env(IMAGE, &image);
     assert!(again.status().unwrap().success());
     quire::Volume::open(&image).unwrap().close().unwrap();
+}
+
+/// A thread of the library took a signal that the program keeps for a thread of its own, and the program died
+/// of it: it had blocked the signal after it had opened a volume.
+#[test]
+fn threads_of_the_library_take_no_signals() {
+    const IMAGE: &str = "QUIRE_TEST_SIGNALS";
+    let Some(image) = std::env::var_os(IMAGE) else {
+        let directory = tempfile::tempdir().unwrap();
+        let image = directory.path().join("image");
+        quire::FormatOptions::new().size(32 << 20).format(&image).unwrap();
+        // This test alone, in a process of its own.
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        again.args(["--exact", "fork::threads_of_the_library_take_no_signals"]).env(IMAGE, &image);
+        assert!(again.status().unwrap().success());
+        return;
+    };
+    // A child of a fork has one thread, and those of the library.
+    // SAFETY: no other thread of this process is at work.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let path = CString::new(image.as_bytes()).unwrap();
+        let (mut volume, mut file, mut queue) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+        let mut signal = 0;
+        // SAFETY: texts and places that are there, handles that are open, and a set that is filled.
+        unsafe {
+            libc::alarm(60);
+            let mut done = quire_volume_open(path.as_ptr(), ptr::null(), &raw mut volume) == 0
+                && quire_open(volume, c"file".as_ptr(), libc::O_RDWR | libc::O_CREAT, 0o644, &raw mut file) == 0
+                && quire_queue_new(1, &raw mut queue) == 0
+                // A worker does this.
+                && quire_submit_pwrite(queue, file, b"data".as_ptr().cast(), 4, 0, ptr::null_mut()) == 0;
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            libc::sigaddset(&raw mut set, libc::SIGTERM);
+            done &= libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut()) == 0
+                && libc::kill(libc::getpid(), libc::SIGTERM) == 0
+                && libc::sigwait(&raw const set, &raw mut signal) == 0
+                && signal == libc::SIGTERM;
+            libc::_exit(i32::from(!done));
+        }
+    }
+    let mut status = -1;
+    // SAFETY: a place for the status.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child was refused something, or killed");
 }

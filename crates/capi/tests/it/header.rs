@@ -1,5 +1,6 @@
 //! `include/quire.h` is what the sources say, and says of each function what a caller must know.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// The header that the sources make.
@@ -97,6 +98,24 @@ fn every_function_says_what_it_returns_and_who_may_call_it() {
     let header = made();
     assert!(header.matches("\nint quire_").count() > 40, "the header has the functions");
     assert_eq!(poor(&header), [""; 0]);
+}
+
+/// A comment named the function `quire_lease_range`, which there is not.
+#[test]
+fn comments_name_what_is_declared() {
+    let header = made();
+    let names = |text: &str| -> BTreeSet<String> {
+        let words = text.split(|letter: char| letter != '_' && !letter.is_ascii_alphanumeric());
+        words.filter(|word| word.starts_with("quire_")).map(str::to_owned).collect()
+    };
+    let (comments, code): (Vec<_>, Vec<_>) = header
+        .lines()
+        .map(|line| line.split_once("//").unwrap_or((line, "")))
+        .map(|(code, comment)| (comment, code))
+        .unzip();
+    let (named, declared) = (names(&comments.join("\n")), names(&code.join("\n")));
+    assert!(named.len() > 20, "{named:?}");
+    assert_eq!(named.difference(&declared).collect::<Vec<_>>(), [""; 0]);
 }
 
 /// Nothing held the layout of the structures still: a field in another place, or of another size, would have

@@ -16,3 +16,5 @@ mod loom_completions;
 mod rocksdb;
 #[cfg(not(any(loom, shuttle)))]
 mod support;
+#[cfg(not(any(loom, shuttle)))]
+mod vectored;

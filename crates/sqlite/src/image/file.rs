@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use quire::{Commit, Error, ErrorKind, Group};
+use quire_base::process::OfProcess;
 
 use super::locks::{Held, Shared};
 use super::volumes::User;
@@ -13,14 +14,21 @@ use crate::ffi::{self, File, IoMethods};
 use crate::overlay::{Overlay, Sink};
 use crate::vfs;
 
-/// An open file.
+/// An open file. A process that was forked off has the memory of it and may not use it: SQLite asks for no
+/// lock where it holds one already, so each call has to ask.
 #[derive(Debug)]
 pub(crate) struct Handle {
+    open: OfProcess<Open>,
+    writable: bool,
+}
+
+/// What only the process that opened the file uses.
+#[derive(Debug)]
+struct Open {
     // Dropped before `user`, which closes the volume, perhaps.
     file: quire::File,
     shared: Arc<Shared>,
     held: Mutex<Held>,
-    writable: bool,
     /// The file was created by this handle, perhaps, and its name is to become durable with the first sync.
     unnamed: AtomicBool,
     /// The path, if the file is to be removed when it is closed.
@@ -38,28 +46,32 @@ impl Handle {
     ) -> Handle {
         let shared = user.shared(file.inode().number().0);
         let unnamed = AtomicBool::new(created);
-        Handle { file, shared, held: Mutex::default(), writable, unnamed, doomed, user }
+        let open = Open { file, shared, held: Mutex::default(), unnamed, doomed, user };
+        Handle { open: OfProcess::new(open), writable }
     }
 
     pub(crate) fn is_writable(&self) -> bool {
         self.writable
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Commits what an overlay changes as one group, ordered with a later sync. After an error the file is as
     /// it was.
     pub(crate) fn commit(&self, overlay: &Overlay) -> quire::Result<()> {
-        let mut group = self.user.volume().atomic();
-        overlay.apply(&mut Grouped { group: &mut group, file: &self.file })?;
+        let open = self.open.get()?;
+        let mut group = open.user.volume().atomic();
+        overlay.apply(&mut Grouped { group: &mut group, file: &open.file })?;
         group.commit(Commit::Ordered)
     }
 
     /// Writes what an overlay changes to the file.
     pub(crate) fn write(&self, overlay: &Overlay) -> quire::Result<()> {
-        overlay.apply(&mut Direct(&self.file))
+        overlay.apply(&mut Direct(&self.open.get()?.file))
+    }
+}
+
+impl Open {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -143,12 +155,14 @@ pub(super) unsafe fn handle(file: *mut File) -> Option<Arc<Handle>> {
     }
 }
 
+/// What is behind a file. An error in a process that was forked off from the one that opened it.
+///
 /// # Safety
 ///
 /// `file` was made by [`put`] and is open.
-unsafe fn of<'a>(file: *mut File) -> &'a Handle {
+unsafe fn of<'a>(file: *mut File) -> quire::Result<&'a Open> {
     // SAFETY: the caller's promise.
-    unsafe { &*vfs::state(file).cast::<Handle>() }
+    unsafe { &*vfs::state(file).cast::<Handle>() }.open.get()
 }
 
 /// SQLite's number for an error.
@@ -162,102 +176,105 @@ fn code(error: &Error, otherwise: c_int) -> c_int {
 }
 
 fn done(result: quire::Result<()>, otherwise: c_int) -> c_int {
-    match result {
-        Ok(()) => ffi::OK,
-        Err(error) => code(&error, otherwise),
-    }
+    result.map_or_else(|error| code(&error, otherwise), |()| ffi::OK)
+}
+
+/// Does something with an open file. `otherwise` is the number of an error.
+///
+/// # Safety
+///
+/// `file` was made by [`put`] and is open.
+unsafe fn with(file: *mut File, otherwise: c_int, act: impl FnOnce(&Open) -> c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { of(file) }.map_or_else(|error| code(&error, otherwise), act)
 }
 
 // SAFETY, for all functions below: SQLite calls them with a file that `put` made, and buffers of the length
 // that it passes.
 
 unsafe extern "C" fn close(file: *mut File) -> c_int {
-    // SAFETY: see above; SQLite closes once.
+    // SAFETY: see above; SQLite closes once. In a process that was forked off nothing is dropped: all of it
+    // is the parent's.
     let handle = unsafe { Arc::from_raw(vfs::state(file).cast::<Handle>().cast_const()) };
-    if !handle.user.is_of_this_process() {
-        // All of it is the parent's.
-        std::mem::forget(handle);
-        return ffi::OK;
-    }
-    handle.shared.unmap(&mut handle.held());
-    handle.shared.unlock(&mut handle.held(), ffi::LOCK_NONE);
-    if let Some(path) = &handle.doomed {
+    let Ok(open) = handle.open.get() else { return ffi::OK };
+    open.shared.unmap(&mut open.held());
+    open.shared.unlock(&mut open.held(), ffi::LOCK_NONE);
+    if let Some(path) = &open.doomed {
         // Another may have removed it.
-        let _ = handle.user.volume().remove_file(path);
+        let _ = open.user.volume().remove_file(path);
     }
     ffi::OK
 }
 
 unsafe extern "C" fn read(file: *mut File, buffer: *mut c_void, count: c_int, offset: i64) -> c_int {
     // SAFETY: see above.
-    let (handle, out) =
-        unsafe { (of(file), std::slice::from_raw_parts_mut(buffer.cast::<u8>(), count as usize)) };
-    let mut got = 0;
-    while got < out.len() {
-        match handle.file.read_at(&mut out[got..], offset as u64 + got as u64) {
-            Ok(0) => {
-                out[got..].fill(0);
-                return ffi::IOERR_SHORT_READ;
+    let out = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u8>(), count as usize) };
+    let read = |open: &Open| {
+        let mut got = 0;
+        while got < out.len() {
+            match open.file.read_at(&mut out[got..], offset as u64 + got as u64) {
+                Ok(0) => {
+                    out[got..].fill(0);
+                    return ffi::IOERR_SHORT_READ;
+                }
+                Ok(count) => got += count,
+                Err(error) => return code(&error, ffi::IOERR_READ),
             }
-            Ok(count) => got += count,
-            Err(error) => return code(&error, ffi::IOERR_READ),
         }
-    }
-    ffi::OK
+        ffi::OK
+    };
+    // SAFETY: see above.
+    unsafe { with(file, ffi::IOERR_READ, read) }
 }
 
 unsafe extern "C" fn write(file: *mut File, buffer: *const c_void, count: c_int, offset: i64) -> c_int {
     // SAFETY: see above.
-    let (handle, data) =
-        unsafe { (of(file), std::slice::from_raw_parts(buffer.cast::<u8>(), count as usize)) };
-    done(handle.file.write_all_at(data, offset as u64), ffi::IOERR_WRITE)
+    unsafe {
+        let data = std::slice::from_raw_parts(buffer.cast::<u8>(), count as usize);
+        done(of(file).and_then(|open| open.file.write_all_at(data, offset as u64)), ffi::IOERR_WRITE)
+    }
 }
 
 unsafe extern "C" fn truncate(file: *mut File, size: i64) -> c_int {
     // SAFETY: see above.
-    done(unsafe { of(file) }.file.set_len(size as u64), ffi::IOERR_TRUNCATE)
+    done(unsafe { of(file) }.and_then(|open| open.file.set_len(size as u64)), ffi::IOERR_TRUNCATE)
 }
 
 unsafe extern "C" fn sync(file: *mut File, _flags: c_int) -> c_int {
-    // SAFETY: see above.
-    let handle = unsafe { of(file) };
-    // As SQLite's own VFS: fdatasync. Times alone would cost a second flush at each commit.
-    let synced = match handle.unnamed.load(Ordering::Relaxed) {
-        true => handle.file.sync_all(),
-        false => handle.file.sync_data(),
+    let sync = |open: &Open| {
+        // As SQLite's own VFS: fdatasync. Times alone would cost a second flush at each commit.
+        match open.unnamed.load(Ordering::Relaxed) {
+            true => open.file.sync_all()?,
+            false => open.file.sync_data()?,
+        }
+        open.unnamed.store(false, Ordering::Relaxed);
+        Ok(())
     };
-    if synced.is_ok() {
-        handle.unnamed.store(false, Ordering::Relaxed);
-    }
-    done(synced, ffi::IOERR_FSYNC)
+    // SAFETY: see above.
+    done(unsafe { of(file) }.and_then(sync), ffi::IOERR_FSYNC)
 }
 
 unsafe extern "C" fn file_size(file: *mut File, size: *mut i64) -> c_int {
     // SAFETY: see above.
-    unsafe { *size = of(file).file.metadata().len() as i64 };
-    ffi::OK
+    unsafe { done(of(file).map(|open| *size = open.file.metadata().len() as i64), ffi::IOERR_FSTAT) }
 }
 
 unsafe extern "C" fn lock(file: *mut File, level: c_int) -> c_int {
     // SAFETY: see above.
-    let handle = unsafe { of(file) };
-    if !handle.user.is_of_this_process() {
-        return super::told(ffi::IOERR_LOCK, "the volume was opened before this process was forked off");
-    }
-    handle.shared.lock(&mut handle.held(), level)
+    unsafe { with(file, ffi::IOERR_LOCK, |open| open.shared.lock(&mut open.held(), level)) }
 }
 
 unsafe extern "C" fn unlock(file: *mut File, level: c_int) -> c_int {
     // SAFETY: see above.
-    let handle = unsafe { of(file) };
-    handle.shared.unlock(&mut handle.held(), level);
-    ffi::OK
+    done(unsafe { of(file) }.map(|open| open.shared.unlock(&mut open.held(), level)), ffi::IOERR_UNLOCK)
 }
 
 unsafe extern "C" fn check_reserved_lock(file: *mut File, out: *mut c_int) -> c_int {
     // SAFETY: see above.
-    unsafe { *out = c_int::from(of(file).shared.is_reserved()) };
-    ffi::OK
+    unsafe {
+        let reserved = of(file).map(|open| *out = c_int::from(open.shared.is_reserved()));
+        done(reserved, ffi::IOERR_CHECKRESERVEDLOCK)
+    }
 }
 
 unsafe extern "C" fn file_control(_: *mut File, _: c_int, _: *mut c_void) -> c_int {
@@ -281,27 +298,33 @@ unsafe extern "C" fn shm_map(
 ) -> c_int {
     // SAFETY: see above.
     unsafe {
-        let handle = of(file);
-        let mapped = handle.shared.map(&mut handle.held(), region as usize, bytes as usize, extend != 0);
-        *out = mapped.map_or(ptr::null_mut(), |words| words.cast_mut().cast());
+        *out = ptr::null_mut();
+        let map = |open: &Open| {
+            let mapped = open.shared.map(&mut open.held(), region as usize, bytes as usize, extend != 0);
+            *out = mapped.map_or(ptr::null_mut(), |words| words.cast_mut().cast());
+            ffi::OK
+        };
+        with(file, ffi::IOERR_SHMMAP, map)
     }
-    ffi::OK
 }
 
 unsafe extern "C" fn shm_lock(file: *mut File, first: c_int, count: c_int, flags: c_int) -> c_int {
+    let lock = |open: &Open| open.shared.lock_memory(&mut open.held(), first as usize, count as usize, flags);
     // SAFETY: see above.
-    let handle = unsafe { of(file) };
-    handle.shared.lock_memory(&mut handle.held(), first as usize, count as usize, flags)
+    unsafe { with(file, ffi::IOERR_SHMLOCK, lock) }
 }
 
 unsafe extern "C" fn shm_barrier(file: *mut File) {
     // SAFETY: see above.
-    unsafe { of(file) }.shared.barrier();
+    if let Ok(open) = unsafe { of(file) } {
+        open.shared.barrier();
+    }
 }
 
 unsafe extern "C" fn shm_unmap(file: *mut File, _delete: c_int) -> c_int {
     // SAFETY: see above.
-    let handle = unsafe { of(file) };
-    handle.shared.unmap(&mut handle.held());
+    if let Ok(open) = unsafe { of(file) } {
+        open.shared.unmap(&mut open.held());
+    }
     ffi::OK
 }

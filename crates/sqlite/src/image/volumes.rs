@@ -8,7 +8,8 @@ use std::ffi::c_char;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use quire::{FormatOptions, Volume, VolumeOptions};
-use quire_base::{process, size};
+use quire_base::process::AtWork;
+use quire_base::size;
 
 use super::locks::Shared;
 use crate::ffi::Api;
@@ -22,8 +23,6 @@ struct Entry {
     image: Arc<str>,
     volume: Volume,
     users: usize,
-    /// The process that opened it.
-    process: u32,
     /// By inode number. An entry whose connections have gone is replaced.
     files: HashMap<u64, Weak<Shared>>,
 }
@@ -57,18 +56,18 @@ impl Settings {
     }
 }
 
-/// One use of an open volume.
+/// One use of an open volume. Open files keep theirs from processes that are forked off.
 #[derive(Debug)]
 pub(super) struct User {
     image: Arc<str>,
-    process: u32,
     /// Taken out before the volume is closed.
     volume: Option<Volume>,
 }
 
 /// The volume of an image, opened if this process does not have it open.
 pub(super) fn open(image: &str, settings: &Settings) -> Result<User, String> {
-    let process = process::generation();
+    // Before the map: a thread of the parent may have had it locked.
+    AtWork::check().map_err(|error| error.to_string())?;
     let mut all = all();
     if !all.contains_key(image) {
         if let Some(size) = settings.size
@@ -83,14 +82,11 @@ pub(super) fn open(image: &str, settings: &Settings) -> Result<User, String> {
         }
         let volume = options.open(image).map_err(|error| error.to_string())?;
         let image: Arc<str> = image.into();
-        all.insert(image.clone(), Entry { image, volume, users: 0, process, files: HashMap::new() });
+        all.insert(image.clone(), Entry { image, volume, users: 0, files: HashMap::new() });
     }
     let entry = all.get_mut(image).ok_or("the volume is not open")?;
-    if entry.process != process {
-        return Err("the volume was opened before this process was forked off".into());
-    }
     entry.users += 1;
-    Ok(User { image: entry.image.clone(), process, volume: Some(entry.volume.clone()) })
+    Ok(User { image: entry.image.clone(), volume: Some(entry.volume.clone()) })
 }
 
 impl User {
@@ -99,11 +95,6 @@ impl User {
             Some(volume) => volume,
             None => unreachable!("it is taken out when the user is dropped"),
         }
-    }
-
-    /// Whether this is the process that opened the volume.
-    pub(super) fn is_of_this_process(&self) -> bool {
-        self.process == process::generation()
     }
 
     /// What the connections to one of its files share.
@@ -122,11 +113,6 @@ impl User {
 
 impl Drop for User {
     fn drop(&mut self) {
-        if !self.is_of_this_process() {
-            // The threads that a close waits for are the parent's.
-            std::mem::forget(self.volume.take());
-            return;
-        }
         let mut all = all();
         self.volume = None;
         let Some(entry) = all.get_mut(&self.image) else { return };

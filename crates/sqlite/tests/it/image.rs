@@ -143,6 +143,62 @@ sure(other.communicate(timeout=60)[0] == b"[(1,)]\n")
 "#);
 }
 
+/// A connection that held its lock already asked for none: in WAL mode, with an exclusive lock, and within a
+/// transaction. A child of a fork then wrote to the image with its copy of the volume, over what its parent
+/// writes there.
+#[test]
+fn a_child_of_a_fork_is_refused_with_any_lock() {
+    run_with(
+        r#"
+def open_as(mode):
+    db = image(mode + ".db")
+    # Pages come from the file, and go there before the commit.
+    db.execute("PRAGMA cache_size = 2")
+    if "exclusive" in mode: db.execute("PRAGMA locking_mode = EXCLUSIVE")
+    if "wal" in mode: sure(db.execute("PRAGMA journal_mode = WAL").fetchone() == ("wal",))
+    return db
+for mode in ("wal", "wal-exclusive", "exclusive", "spilled", "spilled-kept", "wal-spilled"):
+    db = open_as(mode)
+    db.execute("CREATE TABLE t(a INTEGER PRIMARY KEY, b)")
+    db.execute("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100) INSERT INTO t SELECT i, zeroblob(3000) FROM n")
+    spilled = "spilled" in mode
+    if spilled:
+        db.execute("BEGIN")
+        db.execute("UPDATE t SET b = randomblob(3000) WHERE a <= ?", (90 if "kept" in mode else 20,))
+        if mode == "spilled-kept": sure(counts(db)[1] > 0, counts(db))
+    child = os.fork()
+    if child == 0:
+        try:
+            # A child that waits for a lock of its parent's is refused nothing, and ends here.
+            signal.alarm(60)
+            fails(lambda: db.execute("SELECT sum(length(b)) FROM t").fetchall())
+            def insert():
+                db.execute("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100) INSERT INTO t(b) SELECT randomblob(3000) FROM n")
+                if spilled: db.execute("COMMIT")
+            fails(insert)
+            # An error may have rolled the transaction back as far as SQLite is concerned.
+            if db.in_transaction: fails(lambda: db.execute("ROLLBACK"))
+            fails(lambda: db.execute("DELETE FROM t"))
+            fails(lambda: image("other.db"))
+            os._exit(0)
+        except BaseException as error:
+            print(mode, "in the child:", repr(error), file=sys.stderr, flush=True)
+        finally:
+            os._exit(1)
+    sure(os.waitpid(child, 0)[1] == 0, mode)
+    if spilled: db.execute("COMMIT")
+    db.execute("UPDATE t SET b = zeroblob(2000)")
+    db.execute("INSERT INTO t VALUES (1000, zeroblob(2000))")
+    db.close()
+    db = open_as(mode)
+    ok(db)
+    sure(db.execute("SELECT count(*), sum(length(b)), max(a) FROM t").fetchone() == (101, 202000, 1000), mode)
+    db.close()
+"#,
+        &[("QUIRE_SQLITE_GROUP_MAX", "100000")],
+    );
+}
+
 #[test]
 fn a_write_ahead_log_is_recovered() {
     run(r#"
@@ -351,6 +407,67 @@ sure(child.wait() == 42)
 db = image()
 ok(db)
 sure(db.execute("SELECT sum(length(hex(b))) FROM t").fetchone()[0] == before, "half a transaction")
+"#,
+        &[("QUIRE_SQLITE_GROUP_MAX", "100000")],
+    );
+}
+
+/// With `synchronous=OFF` the end of a kept journal became durable before the pages that it had guarded, or
+/// came to nothing when the header came back; and pages went to the file before their originals in the
+/// journal were durable. A kill left a part of the transaction. A truncation of the journal was not synced
+/// with NORMAL either, so a kill took back a transaction that COMMIT had reported.
+#[test]
+fn large_transactions_are_whole_with_any_setting_of_synchronous() {
+    run_with(
+        r#"
+def kill(synchronous, mode, locking, end):
+    "What is wrong with the database after a kill."
+    db = image()
+    db.execute("CREATE TABLE t(a INTEGER PRIMARY KEY, changed, b)")
+    # Its pages are none of those that the large transaction changes.
+    db.execute("CREATE TABLE later(a)")
+    db.execute("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000) INSERT INTO t SELECT i, 0, randomblob(2000) FROM n")
+    db.close()
+    killed = program("""
+synchronous, mode, locking, end = sys.argv[3:]
+db = image(image_cache="8m")
+db.execute("PRAGMA locking_mode = " + locking)
+db.execute("PRAGMA journal_mode = " + mode)
+db.execute("PRAGMA synchronous = " + synchronous)
+db.execute("PRAGMA cache_size = 10")
+other = image("other.db")
+other.execute("CREATE TABLE t(a)")
+db.execute("BEGIN")
+db.execute("UPDATE t SET b = randomblob(2000), changed = 1")
+sure(counts(db)[1] > 0, "its journal is kept", counts(db))
+if end != "ROLLBACK BY KILL": db.execute("COMMIT")
+if end == "INSERT": db.execute("INSERT INTO later VALUES (1)")
+# What is in the volume's journal becomes durable, and data of other files does not.
+if synchronous == "OFF": other.execute("INSERT INTO t VALUES (1)")
+os.kill(os.getpid(), signal.SIGKILL)
+""", synchronous, mode, locking, end)
+    killed.communicate(timeout=600)
+    if killed.returncode != -signal.SIGKILL: return "the program failed"
+    db = image()
+    try:
+        if db.execute("PRAGMA integrity_check").fetchall() != [("ok",)]: return "corrupt"
+        found = db.execute("SELECT DISTINCT changed FROM t").fetchall()
+        later = db.execute("SELECT count(*) FROM later").fetchone() == (1,)
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    finally:
+        db.close()
+        os.remove(volume)
+    if len(found) != 1: return "a part of the transaction"
+    if found == [(1,)] and end == "ROLLBACK BY KILL": return "it was not committed"
+    if found == [(0,)] and later: return "a later transaction without it"
+    if found == [(0,)] and synchronous != "OFF": return "COMMIT had reported it"
+cases = [("NORMAL", "TRUNCATE", "NORMAL", "COMMIT")]
+for mode in ("DELETE", "TRUNCATE", "PERSIST"):
+    for locking in ("NORMAL", "EXCLUSIVE"):
+        cases += [("OFF", mode, locking, end) for end in ("COMMIT", "INSERT", "ROLLBACK BY KILL")]
+wrong = [(case, what) for case in cases if (what := kill(*case))]
+sure(not wrong, wrong)
 "#,
         &[("QUIRE_SQLITE_GROUP_MAX", "100000")],
     );
