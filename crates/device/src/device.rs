@@ -20,7 +20,7 @@ use crate::backend::{self, Backend, Io, IoClass, IoOp, Segment};
 use crate::flush::{FlushCombiner, Served};
 use crate::latch::ErrorLatch;
 use crate::memory::MemoryBackend;
-use crate::recorded::{Overlay, RecordedBlocks};
+use crate::recorded::{Overlay, RecordedBlocks, part_of};
 use crate::stats::{Counters, DeviceStats, Tally};
 use quire_base::admission::Admission;
 use quire_base::sync::Arc;
@@ -141,39 +141,19 @@ impl Device {
             IoClass::Data => self.recorded.overlay(at, bytes / BLOCK_SIZE as u64),
             _ => Overlay::default(),
         };
-        if !overlay.has_all_of(bytes) {
-            let mut outcome = self.backend.read_scattered(class, at, segments);
+        let read = |at, bytes, segments: &[Segment]| {
+            let outcome = self.backend.read_scattered(class, at, segments);
             self.shared.ended(class, IoOp::Read, bytes, &outcome);
-            if outcome.is_err() && !overlay.is_empty() {
-                outcome = self.read_beside(&overlay, class, at, segments);
-            }
-            outcome?;
+            outcome
+        };
+        if overlay.is_empty() {
+            return read(at, bytes, segments);
         }
         overlay.apply(segments);
-        Ok(())
-    }
-
-    /// Reads the blocks that `overlay` does not have, one by one: what the medium refuses may be one that it
-    /// has.
-    fn read_beside(
-        &self,
-        overlay: &Overlay,
-        class: IoClass,
-        at: BlockNo,
-        segments: &[Segment],
-    ) -> Result<()> {
-        let (mut block, mut byte) = (at, 0);
-        for segment in segments {
-            for start in (0..segment.len()).step_by(BLOCK_SIZE) {
-                if !overlay.has(byte) {
-                    // SAFETY: a part of the segment, which is of whole blocks, for as long as that.
-                    let part = unsafe { Segment::new(segment.ptr().add(start), BLOCK_SIZE) };
-                    self.backend.read_scattered(class, block, &[part])?;
-                }
-                (block, byte) = (BlockNo(block.0 + 1), byte + BLOCK_SIZE);
-            }
-        }
-        Ok(())
+        overlay.gaps(bytes).into_iter().try_for_each(|gap| {
+            let part = part_of(segments, &gap);
+            read(at.offset((gap.start / BLOCK_SIZE) as u64), gap.len() as u64, &part)
+        })
     }
 
     /// Writes `buf` (whole blocks) to `at` and returns when it has completed; durable after a flush.
@@ -209,24 +189,7 @@ impl Device {
         let mut accepted = Vec::with_capacity(ios.len());
         // One admission for all, before the first of them counts as under way.
         let writes = ios.iter().any(|io| io.op == IoOp::Write).then(|| self.shared.writes.enter()).flatten();
-        for mut io in ios {
-            let checked = self
-                .shared
-                .admit(class, io.op)
-                .and_then(|()| backend::check_io(&self.name, self.blocks(), &io));
-            if let Err(error) = checked {
-                (io.done)(Err(error));
-                continue;
-            }
-            if class == IoClass::Data && io.op == IoOp::Read {
-                let overlay = self.recorded.overlay(io.at, io.bytes() / BLOCK_SIZE as u64);
-                if overlay.has_all_of(io.bytes()) {
-                    overlay.apply(&io.segments);
-                    (io.done)(Ok(()));
-                    continue;
-                }
-                overlay.apply_when_done(&mut io);
-            }
+        let mut accept = |mut io: Io| {
             let (op, bytes, done, shared) = (io.op, io.bytes(), io.done, self.shared.clone());
             let admitted = writes.as_ref().filter(|_| op == IoOp::Write);
             let admitted = admitted.map(|writes| writes.another().into_number());
@@ -236,6 +199,25 @@ impl Device {
                 done(outcome);
             });
             accepted.push(io);
+        };
+        for io in ios {
+            let checked = self
+                .shared
+                .admit(class, io.op)
+                .and_then(|()| backend::check_io(&self.name, self.blocks(), &io));
+            if let Err(error) = checked {
+                (io.done)(Err(error));
+                continue;
+            }
+            let overlay = match (class, io.op) {
+                (IoClass::Data, IoOp::Read) => self.recorded.overlay(io.at, io.blocks()),
+                _ => Overlay::default(),
+            };
+            if overlay.is_empty() {
+                accept(io);
+            } else {
+                overlay.read_the_rest(io).into_iter().for_each(&mut accept);
+            }
         }
         if !accepted.is_empty() {
             self.backend.submit(class, accepted);

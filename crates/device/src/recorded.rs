@@ -4,9 +4,9 @@
 //! 1. [`RecordedBlocks::record`]: a journal record with the block's content has its `Seq`; whatever orders
 //!    the block's contents (its segment, its writeback bit) is held. A later version takes the place of an
 //!    earlier one.
-//! 2. Reads of class Data see the recorded content: [`crate::Device`] lays it over what the medium gave, and
-//!    does not ask the medium where every block is recorded. The versions are picked before the read is
-//!    submitted, so a home that is written meanwhile takes nothing away.
+//! 2. Reads of class Data see the recorded content: [`crate::Device`] takes it from here, and asks the medium
+//!    for the blocks that are not recorded. What the medium has of the others may be unreadable. The versions
+//!    are picked before the read is submitted, so a home that is written meanwhile takes nothing away.
 //! 3. [`RecordedBlocks::write_home`] writes the newest versions home, a bounded batch at a time. It makes the
 //!    records of a batch durable before it writes the batch: a torn home is always repaired by replay. One
 //!    batch is under way at a time, so no block has two writes of homes in flight.
@@ -32,12 +32,13 @@
 //! Neighbours: the volume records, in live operation and in replay; [`crate::device`] reads.
 
 use crate::aligned::AlignedBuf;
-use crate::backend::{Io, IoClass, Segment};
+use crate::backend::{Done, Io, IoClass, Segment};
 use crate::device::Device;
 use quire_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quire_base::sync::{Arc, Condvar, Mutex};
 use quire_base::{BLOCK_SIZE, BlockNo, Error, Result, Seq};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Shards, by 512 blocks of the device.
 const SHARDS: usize = 64;
@@ -446,38 +447,92 @@ impl Overlay {
         self.contents.is_empty()
     }
 
-    /// Whether a read of so many bytes needs nothing of the medium.
-    pub(crate) fn has_all_of(&self, bytes: u64) -> bool {
-        (self.contents.len() * BLOCK_SIZE) as u64 == bytes
+    /// Where a read of so many bytes finds nothing here.
+    pub(crate) fn gaps(&self, bytes: u64) -> Vec<Range<usize>> {
+        let (mut gaps, mut start) = (Vec::new(), 0);
+        for at in self.contents.iter().map(|(at, _)| *at).chain([bytes as usize]) {
+            if start < at {
+                gaps.push(start..at);
+            }
+            start = at + BLOCK_SIZE;
+        }
+        gaps
     }
 
-    /// Whether there is one for the block at an offset.
-    pub(crate) fn has(&self, at: usize) -> bool {
-        self.contents.binary_search_by_key(&at, |(at, _)| *at).is_ok()
-    }
-
-    /// Lays them over what a read gave, while its memory is still the reader's.
-    pub fn apply(&self, segments: &[Segment]) {
+    /// Puts them where a read of these segments wants them.
+    pub(crate) fn apply(&self, segments: &[Segment]) {
         for (at, content) in &self.contents {
             // SAFETY: the memory is to be filled by this read (`Segment::new`).
             unsafe { copy_into(segments, *at, content.block()) };
         }
     }
 
-    /// Makes a request's `done` lay them over its memory first.
-    pub fn apply_when_done(self, io: &mut Io) {
-        if self.contents.is_empty() {
-            return;
+    /// Puts them into the memory of a read, and gives the reads of the gaps. The request's `done` runs behind
+    /// the last of these, with the first error; at once if there are none.
+    pub(crate) fn read_the_rest(&self, io: Io) -> Vec<Io> {
+        self.apply(&io.segments);
+        let gaps = self.gaps(io.bytes());
+        if gaps.is_empty() {
+            (io.done)(Ok(()));
+            return Vec::new();
         }
-        let segments: Vec<Segment> = io.segments.clone();
-        let done = std::mem::replace(&mut io.done, Box::new(|_| ()));
-        io.done = Box::new(move |outcome| {
-            if outcome.is_ok() {
-                self.apply(&segments);
+        let joined = Joined { left: gaps.len(), outcome: Ok(()), done: Some(io.done) };
+        let joined = Arc::new(Mutex::new(joined));
+        let part = |gap: &Range<usize>| {
+            let joined = joined.clone();
+            Io {
+                op: io.op,
+                at: io.at.offset((gap.start / BLOCK_SIZE) as u64),
+                segments: part_of(&io.segments, gap),
+                done: Box::new(move |outcome| {
+                    let last = joined.lock().part_ended(outcome);
+                    if let Some((done, outcome)) = last {
+                        done(outcome);
+                    }
+                }),
             }
-            done(outcome);
-        });
+        };
+        gaps.iter().map(part).collect()
     }
+}
+
+/// A request in parts.
+struct Joined {
+    /// Parts that have not ended.
+    left: usize,
+    /// The first error of those that have.
+    outcome: Result<()>,
+    done: Option<Done>,
+}
+
+impl Joined {
+    /// Takes the outcome of a part; behind the last one gives what is to run, and with what.
+    fn part_ended(&mut self, outcome: Result<()>) -> Option<(Done, Result<()>)> {
+        self.left -= 1;
+        if self.outcome.is_ok() {
+            self.outcome = outcome;
+        }
+        if self.left > 0 {
+            return None;
+        }
+        Some((self.done.take()?, std::mem::replace(&mut self.outcome, Ok(()))))
+    }
+}
+
+/// The memory of some of the bytes (whole blocks) that segments make up.
+pub(crate) fn part_of(segments: &[Segment], bytes: &Range<usize>) -> Vec<Segment> {
+    let (mut part, mut start) = (Vec::new(), 0);
+    for segment in segments {
+        let end = start + segment.len();
+        let (from, to) = (bytes.start.max(start), bytes.end.min(end));
+        if from < to {
+            // SAFETY: within the segment, and used no longer than it: the maker of the segment has promised
+            // the rest until the whole request's `done` has run, which is behind that of the part.
+            part.push(unsafe { Segment::new(segment.ptr().add(from - start), to - from) });
+        }
+        start = end;
+    }
+    part
 }
 
 /// Copies a block to byte `at` of the memory that segments (of whole blocks) make up.

@@ -10,8 +10,8 @@
 //!
 //! A node that a kept checkpoint has needs a block more from its first change on: its old block stays. These
 //! are counted when they are marked, until the checkpoint that frees the old block has added it to O; else
-//! two dirty sets would each be measured by an O that lacks the other's. A node that is reserved may become
-//! one of them.
+//! two dirty sets would each be measured by an O that lacks the other's. What is dirty when the checkpoint
+//! comes to be kept counts as such. A node that is reserved may become one of them.
 //!
 //! D is therefore not a constant but what the room leaves, at most the limit by memory. L is the largest of
 //! the trees that count (durable, frozen, live) plus whatever reservations may still add. Since live + 2 D
@@ -158,16 +158,23 @@ impl Accounting {
     }
 
     pub(crate) fn node_marked(&self) {
-        self.dirty.fetch_add(1, Ordering::AcqRel);
+        self.dirty.fetch_add(1, Ordering::SeqCst);
     }
 
     /// The newest kept checkpoint; 0 if there is none. A node of the tree is kept if it is no newer.
     pub(crate) fn kept_newest(&self) -> u64 {
-        self.kept_newest.load(Ordering::Acquire)
+        self.kept_newest.load(Ordering::SeqCst)
     }
 
     pub(crate) fn set_kept_newest(&self, checkpoint: u64) {
-        self.kept_newest.store(checkpoint, Ordering::Release);
+        self.kept_newest.store(checkpoint, Ordering::SeqCst);
+    }
+
+    /// The newest checkpoint is kept from now on. Nodes that are dirty already may have their blocks from it;
+    /// the engine's own work marks some while a snapshot is taken. A node that is marked meanwhile is among
+    /// the dirty ones here, or its thread sees what is kept now: hence the one order (SeqCst) of all four.
+    pub(crate) fn all_dirty_may_be_kept(&self) {
+        self.kept_live.fetch_max(self.dirty.load(Ordering::SeqCst), Ordering::AcqRel);
     }
 
     /// A node was marked whose block is kept.

@@ -25,12 +25,16 @@
 //! Neighbours: [`crate::manifest`] reads and writes the chain on disk; `checkpoint` is the only one who
 //! allocates.
 
+mod alone;
+
+pub use alone::alone;
+
 use crate::manifest::Manifest;
 use quire_base::{BlockNo, Error, ErrorKind, Result};
 use quire_format::extent::Run;
 use quire_format::place::{NO_TWIN, Place};
 use quire_format::pool::{BITMAP_WORDS, CHUNK_BLOCKS_MAX, ChunkEntry, OrphanRef, used_count};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 type Bitmap = [u64; BITMAP_WORDS];
@@ -511,26 +515,6 @@ impl PoolState {
         let chunk = self.chunks.get(at)?;
         (chunk.start <= block).then(|| (at, (block.0 - chunk.start.0) as u32))
     }
-}
-
-/// For each of these kept checkpoints: the blocks that it needs alone, and all that it needs. Then the blocks
-/// that any of them needs and the `newest` one does not.
-pub fn alone(newest: &[ChunkEntry], kept: &[Vec<ChunkEntry>]) -> (Vec<(u64, u64)>, u64) {
-    let blocks = |entries: &[ChunkEntry]| entries.iter().flat_map(blocks_of).collect::<Vec<_>>();
-    // By block, the only one of them that needs it; `None`: several do.
-    let mut needed: HashMap<BlockNo, Option<usize>> = HashMap::new();
-    let mut counts = vec![(0, 0); kept.len()];
-    for (at, entries) in kept.iter().enumerate() {
-        for block in blocks(entries) {
-            counts[at].1 += 1;
-            needed.entry(block).and_modify(|only| *only = None).or_insert(Some(at));
-        }
-    }
-    for block in blocks(newest) {
-        needed.remove(&block);
-    }
-    needed.values().flatten().for_each(|at| counts[*at].0 += 1);
-    (counts, needed.len() as u64)
 }
 
 /// The blocks that an entry calls used.

@@ -308,7 +308,9 @@ impl Tree {
     /// Keeps what the newest checkpoint needs, which is `checkpoint`. None is being written.
     pub fn keep_newest(&self, number: u32, checkpoint: u64) -> Result<()> {
         let entries = self.pool.lock().newest_entries();
-        self.keep(number, checkpoint, entries)
+        self.keep(number, checkpoint, entries)?;
+        self.accounting.all_dirty_may_be_kept();
+        Ok(())
     }
 
     /// Keeps a checkpoint no longer. Checkpoint `checkpoint`, the next one, is the first without it.

@@ -36,22 +36,32 @@ impl Tree {
         Ok(())
     }
 
-    pub(crate) fn walk_child(&self, child: &Child, visit: &mut Visit<'_>) -> Result<()> {
-        match child {
-            Child::Resident(node) => {
-                let (page, children) = self.snapshot(node);
-                visit(reference(node), Ok(&page))?;
+    fn walk_child(&self, child: &Child, visit: &mut Visit<'_>) -> Result<()> {
+        match self.look_at(child) {
+            (at, Ok((page, children))) => {
+                visit(at, Ok(&page))?;
                 children.iter().try_for_each(|child| self.walk_child(child, visit))
             }
-            Child::OnDisk(at) => match read_node(&self.device, self.volume, at, Look::UntilGood) {
-                Ok((page, _)) => {
-                    visit(*at, Ok(&page))?;
-                    let inner = page.level() > 0;
-                    let count = if inner { page.count() } else { 0 };
-                    (0..count).try_for_each(|at| self.walk_child(&Child::OnDisk(page.child(at)), visit))
-                }
-                Err(error) => visit(*at, Err(error)),
-            },
+            (at, Err(error)) => visit(at, Err(error)),
+        }
+    }
+
+    /// A node's reference, as [`Tree::walk`] gives it, its page, and its children.
+    pub(crate) fn look_at(&self, child: &Child) -> (NodeRef, Result<(NodePage, Vec<Child>)>) {
+        match child {
+            Child::Resident(node) => (reference(node), Ok(self.snapshot(node))),
+            Child::OnDisk(at) => {
+                let read = read_node(&self.device, self.volume, at, Look::UntilGood);
+                let children = |page: &NodePage| match page.level() {
+                    0 => Vec::new(),
+                    _ => (0..page.count()).map(|at| Child::OnDisk(page.child(at))).collect(),
+                };
+                let found = read.map(|(page, _)| {
+                    let children = children(&page);
+                    (page, children)
+                });
+                (*at, found)
+            }
         }
     }
 

@@ -425,9 +425,15 @@ impl Shared {
         }
     }
 
-    /// There is a new session, to which everything kept has been written again and flushed.
+    /// There is a new session, to which everything kept has been written again and flushed. It is closed
+    /// again if the device was lost meanwhile.
     pub(super) fn is_up(self: &Arc<Shared>, session: Arc<dyn Session>) {
         let mut state = self.state.lock();
+        if let Some(error) = state.superseded.take() {
+            drop(state);
+            session.close();
+            return self.give_up(error);
+        }
         state.kept.clear();
         state.link = Link::Up(session);
         self.room.notify_all();
@@ -452,7 +458,8 @@ impl Shared {
         matches!(self.state.lock().link, Link::Gone(_))
     }
 
-    /// The device is another's, or may be by now: this is its end.
+    /// The device is another's, or may be by now: this is its end. A link that is broken already is gone when
+    /// it would be up again.
     pub(super) fn lose(&self, state: &mut State, error: Error) {
         state.superseded = Some(error.clone());
         self.broke(state, error);

@@ -151,6 +151,12 @@ impl Heart {
                 runner.release(&ownership);
             }
             open_here().remove(&owner);
+            // The link's thread serves the backend until that is dropped.
+            let mut is_told = stopped.0.lock();
+            while !*is_told {
+                stopped.1.wait(&mut is_told);
+            }
+            drop(is_told);
             runner.stop();
         });
         let thread = thread.map_err(|error| Error::os("starting the thread of an owner's mark", &error))?;

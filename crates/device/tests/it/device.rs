@@ -1,7 +1,7 @@
 //! The front: marks, the latch, counters, batches.
 
 use quire_base::random::Random;
-use quire_base::{BLOCK_SIZE, BlockNo, ErrorKind, Result};
+use quire_base::{BLOCK_SIZE, BlockNo, ErrorKind, Result, Seq};
 use quire_device::simulated::{CrashPolicy, Fault, FaultOp, Hold};
 use quire_device::{AlignedBuf, Backend, Device, Io, IoClass, IoOp, Segment, SimulatedBackend};
 use std::sync::{Arc, mpsc};
@@ -224,4 +224,50 @@ fn a_flush_that_panics_frees_its_waiters() {
     assert_eq!(ended.iter().filter(|ended| ended.is_err()).count(), 1);
     assert!(ended.into_iter().flatten().all(|failed| failed));
     assert_eq!(device.failure().unwrap().kind(), ErrorKind::Io);
+}
+
+/// The journal had the content of a block that the device could neither write nor read. A read on the calling
+/// thread took it from there. Several at a time, or one that did not wait, asked the device for the block as
+/// part of its run, and failed.
+#[test]
+fn requests_leave_out_what_the_journal_has() {
+    const BAD: u64 = 6;
+    let (backend, device) = simulated(16);
+    device.write(IoClass::Data, BlockNo(0), &filled(1, 16)).unwrap();
+    for op in [FaultOp::Read, FaultOp::Write] {
+        backend.inject(Fault::on(op).region(BAD..BAD + 1).times(u64::MAX));
+    }
+    device.recorded().record(Seq(1), BlockNo(BAD), &vec![2; BLOCK_SIZE].into());
+    device.recorded().write_home(&device, Seq(1), &mut |_| Ok(())).unwrap_err();
+    assert!(device.recorded().is_stuck());
+    let expected = |start: u64, blocks: usize| {
+        let mut expected = filled(1, blocks);
+        expected[(BAD - start) as usize * BLOCK_SIZE..][..BLOCK_SIZE].fill(2);
+        expected
+    };
+
+    let (mut one, mut other) = (filled(0, 3), filled(0, 2));
+    let mut items = [(BlockNo(BAD - 1), &mut one[..]), (BlockNo(12), &mut other[..])];
+    device.read_batch(IoClass::Data, &mut items).unwrap();
+    assert_eq!((&one[..], &other[..]), (&expected(BAD - 1, 3)[..], &filled(1, 2)[..]));
+
+    // Gaps that begin and end within pieces of memory. They end in the reverse order.
+    device.recorded().record(Seq(2), BlockNo(BAD + 3), &vec![2; BLOCK_SIZE].into());
+    backend.set_hold(Hold::Submitted);
+    let mut pieces = [2, 3, 3].map(|blocks| filled(0, blocks));
+    let (sender, ended) = mpsc::channel();
+    // SAFETY: the memory is kept until the channel has been heard.
+    let segments = pieces.each_mut().map(|piece| unsafe { Segment::new(piece.as_mut_ptr(), piece.len()) });
+    let done = Box::new(move |outcome| sender.send(outcome).unwrap());
+    let read = Io { op: IoOp::Read, at: BlockNo(BAD - 3), segments: segments.to_vec(), done };
+    device.submit(IoClass::Data, vec![read]);
+    assert_eq!(backend.held(), 3);
+    for newest in (0..3).rev() {
+        assert!(ended.try_recv().is_err(), "a part is still under way");
+        assert!(backend.release(newest));
+    }
+    ended.recv().unwrap().unwrap();
+    let mut whole = expected(BAD - 3, 8);
+    whole[6 * BLOCK_SIZE..7 * BLOCK_SIZE].fill(2);
+    assert_eq!(pieces.each_ref().map(|piece| &piece[..]).concat(), whole[..]);
 }

@@ -13,6 +13,8 @@ mod loom_flush;
 #[cfg(loom)]
 mod loom_recorded;
 #[cfg(not(any(loom, shuttle)))]
+mod losing;
+#[cfg(not(any(loom, shuttle)))]
 mod nbd;
 #[cfg(not(any(loom, shuttle)))]
 mod reconnecting;

@@ -3,6 +3,7 @@
 
 use crate::common::{BLOCK, file, flushes, new_volume, options};
 use quire::inodes::{Create, InodeRef, IoFlags};
+use quire::internals::inspect::Image;
 use quire::{ErrorKind, OpenOptions, Place, Volume};
 use quire_base::{BlockNo, Result};
 use quire_device::simulated::{CrashPolicy, Fault, FaultOp};
@@ -361,11 +362,14 @@ fn what_the_journal_has_can_be_read_where_the_device_cannot() {
     volume.checkpoint().unwrap();
     refuse_data(&device);
     append(&volume, &log, 3);
+    let number = log.number();
     drop(log);
     volume.close().unwrap_err();
     device.clear_faults();
-    // The one read of all three blocks fails, and those of single ones do not.
-    device.inject(Fault::on(FaultOp::Read).class(IoClass::Data));
+    let extents = Image::load(device.clone()).unwrap().extents(number).unwrap();
+    let extent = extents.iter().find(|extent| extent.file_end() == 3).unwrap();
+    let home = extent.disk_block.0 + u64::from(extent.len) - 1;
+    device.inject(Fault::on(FaultOp::Read).region(home..home + 1).times(u64::MAX));
     let volume = options().read_only(true).open_backend(device.clone()).unwrap();
     assert!(volume.read("log").unwrap() == [[1; BLOCK], [2; BLOCK], [3; BLOCK]].concat());
 }

@@ -13,6 +13,8 @@ mod damage;
 #[cfg(not(any(loom, shuttle)))]
 mod model;
 #[cfg(not(any(loom, shuttle)))]
+mod replace;
+#[cfg(not(any(loom, shuttle)))]
 mod room;
 #[cfg(shuttle)]
 mod shuttle_freeze;

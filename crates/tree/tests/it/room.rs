@@ -223,6 +223,33 @@ fn what_a_kept_checkpoint_holds_counts_from_the_first_change_on() {
     }
 }
 
+/// While a snapshot was taken, healing and a pool that became smaller marked nodes behind the freeze of the
+/// checkpoint that the snapshot was to keep. Their blocks stay with it. They counted only when the next
+/// checkpoint had been written, and what else became dirty until then had room that was theirs.
+#[test]
+fn what_was_dirty_before_a_checkpoint_was_kept_counts_as_well() {
+    let mut volume = Volume::make(Device::in_memory(8192), 4096, LIMITS);
+    let tree = volume.tree.clone();
+    let write = |volume: &mut Volume, byte: u8| {
+        (0..3000).for_each(|n| volume.put(Key::extent(InodeNo(1), n), &[byte; 1000]));
+    };
+    write(&mut volume, 1);
+    let frozen = volume.freeze();
+    write(&mut volume, 2);
+    volume.write(frozen, false);
+    let before = tree.stats();
+    tree.keep_newest(1, volume.number).unwrap();
+    // Each of them leaves its block to the snapshot. Either of two dirty sets has half of what is left.
+    let after = tree.stats();
+    let room = before.dirty_nodes_max - before.dirty_nodes / 2;
+    assert!(before.dirty_nodes > 500 && after.dirty_nodes_max <= room, "{before:?} {after:?}");
+    // Exact again, once the pool knows what is kept.
+    volume.checkpoint(false);
+    let counted = tree.stats();
+    assert!(tree.pool_kept_blocks() >= before.dirty_nodes);
+    assert!(counted.dirty_nodes_max.abs_diff(room) < 20, "{room} {counted:?}");
+}
+
 /// A checkpoint that took the place of an unpublished one was written though the two had more nodes than the
 /// pool has room for beside the slots. It found no free block, or the one after it did, and the volume shut
 /// down.
