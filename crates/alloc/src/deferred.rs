@@ -127,8 +127,8 @@ impl Allocator {
     /// were applied after they were durable.
     pub fn durable(&self, seq: Seq) {
         self.deferred.durable.fetch_max(seq.0, Ordering::AcqRel);
-        // Before the look at the lists. One of two threads sees what the other did: who puts a group back on
-        // a list looks at the position behind it.
+        // Before the look at the lists. One of two threads sees what the other did: a thread that puts a
+        // group back on a list looks at the position behind it.
         fence(Ordering::SeqCst);
         self.settle();
     }

@@ -6,6 +6,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::error::Error as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -16,6 +17,7 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{ClientConfigKey, Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use rustix::io::Errno;
 
 use crate::directory;
 use crate::failure::{FAILED, Failure, MISSING, Outcome};
@@ -133,11 +135,12 @@ impl Store {
     }
 
     /// What a read that failed means. In a directory this one object is damaged, and others may be good: a
-    /// disk has bad sectors. A server that fails says nothing about its objects.
+    /// disk has bad sectors. A server that fails says nothing about its objects, nor does an error that
+    /// passes, or that is the reader's.
     fn unreadable(&self, doing: &str, object: &Path, error: &Error) -> Outcome<String> {
         match self.directory {
-            Some(_) => Ok(with_sources(format!("{doing} {object}"), error)),
-            None => Err(self.failure(doing, object, error)),
+            Some(_) if !is_of_the_reader(error) => Ok(with_sources(format!("{doing} {object}"), error)),
+            _ => Err(self.failure(doing, object, error)),
         }
     }
 
@@ -354,6 +357,16 @@ fn with_timeouts(
         Some(_) => builder,
         None => with(builder, "AWS_READ_TIMEOUT", ClientConfigKey::ReadTimeout, ANSWER_SECONDS),
     }
+}
+
+/// Whether a read failed for a reason that is not the object's.
+fn is_of_the_reader(error: &Error) -> bool {
+    let causes = std::iter::successors(error.source(), |&error| error.source());
+    let mut errnos = causes.filter_map(|error| Errno::from_io_error(error.downcast_ref()?));
+    errnos.any(|errno| {
+        [Errno::ACCESS, Errno::PERM, Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::STALE, Errno::NOTCONN]
+            .contains(&errno)
+    })
 }
 
 #[cfg(test)]

@@ -372,7 +372,7 @@ impl Snapshot {
         // A busy segment's holder may wait for any of these in turn.
         let around: Vec<(u64, u64)> =
             busy.iter().map(|(first, end)| (*first, end + self.mapping.core.batch_blocks())).collect();
-        // What comes behind is for the next wave: a look at all of it, at each wave, were quadratic.
+        // What comes behind is for the next wave: no look at all the folios that are left, at each wave.
         let looked_to = if is_held { to } else { seen_to };
         let stop = around.last().map_or(looked_to, |(_, end)| looked_to.max(*end));
         let mut at = from;

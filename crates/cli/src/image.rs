@@ -165,10 +165,9 @@ pub fn wait_until_closed(volume: &Path, patience: Duration, slow: impl FnOnce())
 pub fn was_left_open(volume: &Path) -> bool {
     let file = Some(volume).filter(|volume| !NbdAddress::is_one(volume)).and_then(|volume| open(volume).ok());
     let lock = |file: &File| rustix::fs::flock(file, FlockOperation::NonBlockingLockShared);
-    file.is_some_and(|file| {
-        lock(&file).is_ok()
-            && newest_superblock(volume).is_ok_and(|(newest, _)| newest.flags & FLAG_CLEAN == 0)
-    })
+    let is_open = || newest_superblock(volume).is_ok_and(|(newest, _)| newest.flags & FLAG_CLEAN == 0);
+    // The lock keeps a new server out for this moment: only where there is something to tell.
+    file.is_some_and(|file| is_open() && lock(&file).is_ok() && is_open())
 }
 
 /// Looks again and again; false if it was in vain for so long. After two seconds `slow` is called once.

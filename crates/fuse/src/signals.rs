@@ -5,6 +5,7 @@
 //! the mask; [`wait`] then takes the signals one at a time on a thread of its own.
 
 use quire_base::{Error, Result};
+use std::time::Duration;
 
 /// The signals that ask a server to stop.
 const STOP: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
@@ -71,6 +72,17 @@ pub fn run_soon() {
     if unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const how, 0) } != 0 {
         tracing::debug!("turns are as long as before: {}", std::io::Error::last_os_error());
     }
+}
+
+/// Waits so long at most; true as soon as a stop signal comes. Needs [`block`].
+pub fn comes_within(limit: Duration) -> bool {
+    let set = stop_set();
+    let limit = libc::timespec {
+        tv_sec: limit.as_secs() as libc::time_t,
+        tv_nsec: limit.subsec_nanos() as libc::c_long,
+    };
+    // SAFETY: the pointers are to initialised variables that live through the call, or null.
+    unsafe { libc::sigtimedwait(&set, std::ptr::null_mut(), &limit) > 0 }
 }
 
 /// Waits for the next stop signal and returns its number. Needs [`block`].

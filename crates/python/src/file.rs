@@ -90,6 +90,9 @@ impl NativeFile {
     }
 }
 
+/// Room behind the end of a file that grew while it was read.
+const MORE_BYTES: u64 = 64 << 10;
+
 /// `bytes` of at most `count` bytes that one call of `fill` reads. `there` tells how many bytes the file has
 /// behind the offset, so that a large count costs no memory. `path` is for an exception.
 pub fn read_bytes<'py>(
@@ -99,10 +102,12 @@ pub fn read_bytes<'py>(
     count: u64,
     fill: impl Fn(&mut [u8]) -> quire::Result<usize> + Sync,
 ) -> PyResult<Bound<'py, PyBytes>> {
+    let mut more = 1;
     loop {
         // One byte more than the file has: a read that fills this has met a write that made the file longer,
-        // and may have only a part of it.
-        let most = there()?.saturating_add(1).min(count) as usize;
+        // and may have only a part of it. The next try leaves room for more such writes.
+        let most = there()?.saturating_add(more).min(count) as usize;
+        more = (2 * more).max(MORE_BYTES);
         let mut got = 0;
         let bytes = PyBytes::new_with(py, most, |buffer| {
             got = py.detach(|| fill(buffer)).or_raise_at(py, &[path])?;

@@ -26,6 +26,9 @@ use std::io::{IoSlice, IoSliceMut};
 use std::ops::{Bound, RangeBounds};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
+/// Room behind the end of a file that grew while it was read.
+const MORE_BYTES: u64 = 64 << 10;
+
 /// An open file: it lives while this does, unlinked or not. Share it between threads by reference or in an
 /// `Arc`.
 ///
@@ -143,10 +146,13 @@ impl File {
             return self.read_at(one, offset);
         }
         let wanted = total(bufs.iter().map(|buffer| buffer.len()))?;
+        let mut more = 1;
         let (whole, count) = loop {
             // Buffers may be larger than the file, and than memory. One byte more than the file has: a read
-            // that fills this has met a write that made the file longer, and may have only a part of it.
-            let there = (self.inode.size().saturating_sub(offset) + 1).next_multiple_of(BLOCK_SIZE as u64);
+            // that fills this has met a write that made the file longer, and may have only a part of it. The
+            // next try leaves room for more such writes.
+            let there = (self.inode.size().saturating_sub(offset) + more).next_multiple_of(BLOCK_SIZE as u64);
+            more = (2 * more).max(MORE_BYTES);
             let most = wanted.min(usize::try_from(there).unwrap_or(usize::MAX));
             let mut whole = AlignedBuf::try_zeroed(most)?;
             let count = self.read_at(&mut whole, offset)?;

@@ -163,41 +163,6 @@ fn a_wait_covers_what_was_written_before_it() {
     shuttle::check_random(write_again, 3000);
 }
 
-/// Reclaim looked whether a folio was listed, and then for pins. A write, a gathering that had just pinned
-/// the folio, and an fsync came in between: the folio was clean, not listed, and left with the pin on it. It
-/// became another file's, and the gathering took that file's blocks for its own.
-fn leave() {
-    let world = Arc::new(World::new(tiny()));
-    let (file, other) = (world.file(), world.file());
-    file.write(0, &vec![1; BS as usize]).unwrap();
-    file.mapping().write_back(0, BLOCKS_END).unwrap();
-    let mut threads = Vec::new();
-    for _ in 0..2 {
-        let file = file.clone();
-        threads.push(thread::spawn(move || file.mapping().write_back(0, BLOCKS_END).unwrap()));
-    }
-    {
-        let (world, other) = (world.clone(), other.clone());
-        threads.push(thread::spawn(move || {
-            world.cache.reclaim(1 << 20);
-            other.write(0, &vec![2; BS as usize]).unwrap();
-        }));
-    }
-    file.write(0, &vec![3; BS as usize]).unwrap();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
-    world.cache.write_back_all().unwrap();
-    for (file, byte) in [(file, 3), (other, 2)] {
-        assert_eq!(file.reserved(), 0);
-        file.mapping().evict_all();
-        assert!(file.read(0, BS as usize).unwrap().iter().all(|read| *read == byte));
-    }
-}
-
-#[test]
-fn a_folio_leaves_with_no_pin_on_it() {
-    shuttle::check_pct(leave, 30_000, 3);
-}
-
 #[test]
 fn random_schedules() {
     shuttle::check_random(run, 3000);

@@ -22,6 +22,10 @@ use crate::{logging, notify};
 /// How long a mount waits for a server that is closing the volume after an unmount.
 const CLOSING_PATIENCE: Duration = Duration::from_secs(30);
 
+/// Between two looks at a volume that somebody has open, in the beginning and in the end.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+const LOCK_PAUSE_MAX: Duration = Duration::from_secs(1);
+
 /// Mounts and serves in this process, until the volume is unmounted.
 pub fn here(checked: &Checked) -> Outcome {
     signals::block();
@@ -128,11 +132,15 @@ fn open(path: &Path, options: &MountOptions) -> Result<Volume> {
         let in_time = elapsed < patience || elapsed < CLOSING_PATIENCE && server_of(path).is_some();
         Ok(in_time && mounted_on(path)?.is_none())
     };
+    let mut pause = LOCK_PAUSE;
     let opened = if options.takes_over { NbdAddress::taking_over(path)? } else { path.to_owned() };
     loop {
         match options.volume.open(&opened) {
             Err(error) if error.kind() == ErrorKind::Busy && is_to_come()? => {
-                std::thread::sleep(Duration::from_millis(20));
+                if signals::comes_within(pause) {
+                    return Err(error.context("the mount was stopped while it waited for this"));
+                }
+                pause = (start.elapsed() / 8).clamp(LOCK_PAUSE, LOCK_PAUSE_MAX);
             }
             Err(error) if error.kind() == ErrorKind::Busy => {
                 return Err(match mounted_on(path)? {

@@ -119,8 +119,8 @@ impl LayoutLease {
 
     /// Calls `call` once when the lease is recalled or revoked, at once if it was. It runs on the thread that
     /// does so, perhaps under locks of the volume: it may note the recall, wake a task or write to an
-    /// eventfd; it must not wait, nor use the volume. The return of the lease drops a call that has not
-    /// begun.
+    /// eventfd; it must not wait, nor use the volume. A program that it starts has all signals blocked. The
+    /// return of the lease drops a call that has not begun.
     pub fn on_recall(&self, call: impl FnOnce() + Send + 'static) {
         self.lease.on_recall(Box::new(call));
     }
