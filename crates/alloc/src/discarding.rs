@@ -9,7 +9,8 @@
 //!
 //! When space is short, a range is passed over: its next owner writes there, and that is worth more. What is
 //! under way can be waited for ([`Allocator::await_frees`]). A thread that has taken durable frees out of
-//! their groups, to free them, counts as under way until it has done so.
+//! their groups, to free them, counts as under way until it has done so. What is under way has numbers, in
+//! the order in which it began: a thread does not wait for what begins after its call, so its wait ends.
 //!
 //! Invariants:
 //! * A block is given out only when no discard of it is under way, and discarded only when its freeing is
@@ -37,8 +38,8 @@ const RANGES_MAX: usize = 1 << 16;
 #[derive(Default)]
 pub(crate) struct Discarding {
     state: Mutex<State>,
-    /// Nothing is under way any more.
-    idle: Condvar,
+    /// Something that was under way has ended.
+    ended: Condvar,
     /// Whether ranges are noted, so that a look takes no lock.
     any: AtomicBool,
 }
@@ -47,7 +48,19 @@ pub(crate) struct Discarding {
 struct State {
     /// Ranges that were freed since they were last discarded. Parts of them may be in use again.
     freed: RangeSet<u64>,
-    under_way: usize,
+    /// The numbers of what is under way, ascending.
+    under_way: Vec<u64>,
+    /// The number of what begins next.
+    next: u64,
+}
+
+impl State {
+    fn begin<'a>(&mut self, discarding: &'a Discarding) -> UnderWay<'a> {
+        let number = self.next;
+        self.next += 1;
+        self.under_way.push(number);
+        UnderWay { discarding, number }
+    }
 }
 
 impl Discarding {
@@ -69,27 +82,35 @@ impl Discarding {
         let run = Run::new(BlockNo(range.start), (range.end - range.start).min(RUN_BLOCKS_MAX));
         state.freed.remove(run.start.0..run.end().0);
         self.any.store(!state.freed.is_empty(), Ordering::Release);
-        state.under_way += 1;
-        Some((run, UnderWay(self)))
+        let under_way = state.begin(self);
+        Some((run, under_way))
     }
 
     /// Counts frees as under way that their thread is about to take out of their groups.
     pub(crate) fn settling(&self) -> UnderWay<'_> {
-        self.state.lock().under_way += 1;
-        UnderWay(self)
+        self.state.lock().begin(self)
+    }
+
+    /// Waits for the end of what is under way now.
+    fn await_those_under_way(&self) {
+        let mut state = self.state.lock();
+        let next = state.next;
+        while state.under_way.first().is_some_and(|number| *number < next) {
+            self.ended.wait(&mut state);
+        }
     }
 }
 
 /// Frees or a discard under way; they end also if the thread panics, and their blocks then stay busy.
-pub(crate) struct UnderWay<'a>(&'a Discarding);
+pub(crate) struct UnderWay<'a> {
+    discarding: &'a Discarding,
+    number: u64,
+}
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
-        state.under_way -= 1;
-        if state.under_way == 0 {
-            self.0.idle.notify_all();
-        }
+        self.discarding.state.lock().under_way.retain(|number| *number != self.number);
+        self.discarding.ended.notify_all();
     }
 }
 
@@ -164,12 +185,54 @@ impl Allocator {
         }
     }
 
-    /// Returns when no durable free is in the hands of another thread, and no discard is under way: for
-    /// callers that have found no space.
+    /// Returns when every free that was durable at the call has been made, and the discards that were under
+    /// way have ended: for callers that have found no space.
     pub fn await_frees(&self) {
-        let mut state = self.discarding.state.lock();
-        while state.under_way > 0 {
-            self.discarding.idle.wait(&mut state);
-        }
+        // These may put a free back on its list, if they began before it was durable. Threads that begin
+        // later do not: who takes it from there has it in hand until it is made.
+        self.discarding.await_those_under_way();
+        self.settle();
+        self.discarding.await_those_under_way();
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    /// A thread that had found no space waited until nothing at all was under way. Where forces and discards
+    /// overlapped, each begun before the last had ended, it waited for as long as they went on.
+    #[test]
+    fn what_begins_later_is_not_waited_for() {
+        let discarding = Discarding::default();
+        let mut under_way = discarding.settling();
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| discarding.await_those_under_way());
+            while !waits.is_finished() && start.elapsed() < Duration::from_secs(30) {
+                let next = discarding.settling();
+                std::thread::yield_now();
+                drop(std::mem::replace(&mut under_way, next));
+            }
+            let waited_for_all = !waits.is_finished();
+            drop(under_way);
+            assert!(!waited_for_all, "it waits for what began after it");
+        });
+    }
+
+    /// What was under way at the call is waited for, in whatever order it ends.
+    #[test]
+    fn all_that_is_under_way_is_waited_for() {
+        let discarding = Discarding::default();
+        let (first, second) = (discarding.settling(), discarding.settling());
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| discarding.await_those_under_way());
+            drop(second);
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!waits.is_finished());
+            drop(first);
+        });
+        assert!(discarding.state.lock().under_way.is_empty());
     }
 }

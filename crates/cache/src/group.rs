@@ -103,11 +103,16 @@ impl GroupPart<'_> {
         edges
     }
 
+    /// The ranges that end behind `start`.
+    fn ranges_from(&self, start: u64) -> &[(u64, &[u8])] {
+        let from = self.ranges.partition_point(|(offset, bytes)| offset + bytes.len() as u64 <= start);
+        &self.ranges[from..]
+    }
+
     /// Whether the ranges leave nothing of `[start, end)` out.
     pub fn covers(&self, start: u64, end: u64) -> bool {
         let mut at = start;
-        let from = self.ranges.partition_point(|(offset, bytes)| offset + bytes.len() as u64 <= start);
-        for (offset, bytes) in &self.ranges[from..] {
+        for (offset, bytes) in self.ranges_from(start) {
             if at >= end || *offset > at {
                 break;
             }
@@ -119,8 +124,7 @@ impl GroupPart<'_> {
     /// Lays the ranges over what the file has from `start` on.
     pub fn overlay(&self, start: u64, out: &mut [u8]) {
         let end = start + out.len() as u64;
-        let from = self.ranges.partition_point(|(offset, bytes)| offset + bytes.len() as u64 <= start);
-        for (offset, bytes) in self.ranges[from..].iter().take_while(|(offset, _)| *offset < end) {
+        for (offset, bytes) in self.ranges_from(start).iter().take_while(|(offset, _)| *offset < end) {
             let (low, high) = ((*offset).max(start), (offset + bytes.len() as u64).min(end));
             let part = &bytes[(low - offset) as usize..(high - offset) as usize];
             out[(low - start) as usize..(high - start) as usize].copy_from_slice(part);
@@ -310,7 +314,10 @@ fn change(
         let core = &part.mapping.core;
         for (first, end, pins) in &locked.runs {
             for pin in pins {
-                for (offset, bytes) in &part.ranges {
+                for (offset, bytes) in part.ranges_from(pin.start() * BLOCK_SIZE as u64) {
+                    if *offset >= pin.end_block() * BLOCK_SIZE as u64 {
+                        break;
+                    }
                     store(pin, *offset, offset + bytes.len() as u64, Source::Bytes(bytes));
                 }
                 let (from, to) = pin.clip(*first, *end);

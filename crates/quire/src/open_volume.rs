@@ -147,15 +147,19 @@ impl Drop for OpenVolume {
     }
 }
 
-/// The root directory, in memory.
+/// The root directory, in memory. On an error the engine ends with its last user.
 fn root_of(engine: &Arc<Engine>) -> Result<InodeRef> {
-    engine.inode(InodeNo::ROOT).map_err(|error| match error.kind() {
-        // A volume whose root directory is gone, unlinked or no inode is damaged, whatever the lookup
-        // calls it.
-        ErrorKind::Stale | ErrorKind::NotFound => {
-            error.with_kind(ErrorKind::Corrupt).context("root directory")
+    engine.inode(InodeNo::ROOT).map_err(|error| {
+        // The volume is not opened, and inodes that recovery has loaded hold the engine.
+        engine.inodes.clear();
+        match error.kind() {
+            // A volume whose root directory is gone, unlinked or no inode is damaged, whatever the lookup
+            // calls it.
+            ErrorKind::Stale | ErrorKind::NotFound => {
+                error.with_kind(ErrorKind::Corrupt).context("root directory")
+            }
+            _ => error,
         }
-        _ => error,
     })
 }
 

@@ -69,6 +69,7 @@ impl SizeSequence {
     }
 
     /// Tells callers the size with which the exclusive operation under way will end, whatever happens.
+    /// Without such an operation it changes nothing; the caller keeps new ones away.
     pub fn settle(&self, size: u64) {
         self.settled.store(size, Ordering::Release);
     }

@@ -205,6 +205,28 @@ fn a_free_that_another_force_has_in_hand_is_waited_for() {
     });
 }
 
+/// A force put a free back on its list that it did not cover, and another one, which had begun after the wait
+/// of a thread that needs the space, took it from there. The first was waited for, and the second was not.
+#[test]
+fn a_free_that_goes_from_force_to_force_is_waited_for() {
+    // Both forces stop with the free out, and go on.
+    check_with(4, || {
+        let (allocator, _) = empty(START, START + 1);
+        take(&allocator, 1).unwrap();
+        allocator.freed(Seq(3), &[run(START, 1)]).unwrap();
+        let forces = [Seq(2), Seq(4)].map(|seq| {
+            let other = allocator.clone();
+            thread::spawn(move || other.durable(seq))
+        });
+        allocator.durable(Seq(3));
+        allocator.await_frees();
+        take(&allocator, 1).expect("the free is durable");
+        forces.into_iter().for_each(|force| force.join().unwrap());
+        assert_eq!((allocator.free_blocks(), allocator.deferred_blocks()), (0, 0));
+        allocator.check().unwrap();
+    });
+}
+
 /// Tells a discard of a block that somebody owns.
 struct Owned(loom::sync::atomic::AtomicBool);
 

@@ -442,10 +442,18 @@ impl Engine {
                 meta.record = record;
                 meta.dirty = false;
             }
-            if let Some(Resized { size, .. }) = file.resized {
-                meta.emptied |= size == 0;
-                // Under the lock: nobody may see the new record with the old size and raise it again.
-                file.inode.set_size(meta, size);
+            // Under all locks. Nobody may see the new record with the old size and raise it again, and a
+            // thread that is told the size of one file is told those of the others.
+            match file.resized {
+                Some(Resized { size, .. }) => {
+                    meta.emptied |= size == 0;
+                    file.inode.set_size(meta, size);
+                }
+                // The group may have this file to itself for long, though another one is cut.
+                None if file.grows_to > 0 => {
+                    file.inode.size_sequence.settle(file.inode.size().max(file.grows_to));
+                }
+                None => {}
             }
         }
         drop(metas);

@@ -240,7 +240,9 @@ impl Collected {
         let (size, cut) = (BLOCK_SIZE as u64, self.keeps());
         let missing = runs.iter().flat_map(|run| self.streamed.gaps(run));
         let bytes = missing.map(|gap| cut.max(gap.start * size)..gap.end * size);
-        let bytes = bytes.filter(|bytes| !bytes.is_empty()).flat_map(|bytes| self.pieces.gaps(bytes));
+        let in_memory: RangeSet<u64> = self.pieces.spans().into_iter().collect();
+        let gaps = |bytes: Range<u64>| in_memory.gaps(&bytes).collect::<Vec<_>>();
+        let bytes = bytes.filter(|bytes| !bytes.is_empty()).flat_map(gaps);
         bytes.map(|gap| (gap.start, vec![0; (gap.end - gap.start) as usize])).collect()
     }
 

@@ -157,6 +157,8 @@ impl Engine {
                     Ok(())
                 },
                 &mut || {
+                    // All at once: a thread that has seen one file grow finds the others grown.
+                    let _metas: Vec<_> = files.iter().map(|file| file.inode.meta()).collect();
                     for file in files {
                         // A size that was set is in the inode since its record is in the journal.
                         if file.size.is_none() {

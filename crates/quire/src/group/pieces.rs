@@ -5,7 +5,6 @@
 //!
 //! Neighbour: [`super::collected`], which also knows what has left the memory for the disk.
 
-use rangemap::RangeSet;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -66,12 +65,6 @@ impl Pieces {
             at = at.max(offset + bytes.len() as u64);
         }
         at >= end
-    }
-
-    /// What of `range` the pieces do not cover.
-    pub(super) fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
-        let covered: RangeSet<u64> = self.spans().into_iter().collect();
-        covered.gaps(&range).collect()
     }
 
     /// Puts bytes over what is there.

@@ -56,11 +56,23 @@ pub(crate) fn open(
     options: VolumeOptions,
 ) -> Result<(Arc<Engine>, RecoveryReport)> {
     let (engine, report) = open_unfinished(backend, options)?;
-    if engine.store.read_only {
-        if engine.store.shows_half_an_operation() {
-            engine.hide_half_moved()?;
+    match finish(&engine) {
+        Ok(()) => Ok((engine, report)),
+        Err(error) => {
+            // The inodes that it has loaded hold the engine, which holds them.
+            engine.inodes.clear();
+            Err(error)
         }
-        return Ok((engine, report));
+    }
+}
+
+/// Step 6 of the protocol.
+fn finish(engine: &Arc<Engine>) -> Result<()> {
+    if engine.store.read_only {
+        return match engine.store.shows_half_an_operation() {
+            true => engine.hide_half_moved(),
+            false => Ok(()),
+        };
     }
     engine.store.keep_standing_reserve()?;
     engine.finish_logged_operations()?;
@@ -75,15 +87,15 @@ pub(crate) fn open(
             }
         })?,
     }
-    engine.list_orphans()?;
-    Ok((engine, report))
+    engine.list_orphans()
 }
 
 /// Finishes the logged operations of a volume, as far as there is room, and nothing else that a crash left.
 pub(crate) fn settle(backend: Arc<dyn Backend>, options: VolumeOptions) -> Result<()> {
     let (engine, _) = open_unfinished(backend, options)?;
-    engine.store.keep_standing_reserve()?;
-    let settled = engine.finish_logged_operations().and_then(|()| engine.store.checkpoint_clean());
+    let reserved = engine.store.keep_standing_reserve();
+    let finished = reserved.and_then(|()| engine.finish_logged_operations());
+    let settled = finished.and_then(|()| engine.store.checkpoint_clean());
     engine.inodes.clear();
     settled
 }

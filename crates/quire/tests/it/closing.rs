@@ -1,11 +1,12 @@
 //! What the close of a volume says.
 
-use crate::common::{file, new_volume, options};
+use crate::common::{BLOCK, file, log_insertion, new_volume, options};
 use quire::ErrorKind;
 use quire::inodes::IoFlags;
 use quire_base::random::Random;
-use quire_device::IoClass;
-use quire_device::simulated::{Fault, FaultOp, Hold};
+use quire_device::simulated::{CrashPolicy, Fault, FaultOp, Hold};
+use quire_device::{IoClass, SimulatedBackend};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A volume that had failed wrote nothing back when it was closed, and said that all was well: a program that
@@ -121,4 +122,36 @@ fn a_checkpoint_of_a_read_only_volume_is_refused_and_does_no_harm() {
     assert_eq!(volume.checkpoint().unwrap_err().kind(), ErrorKind::ReadOnly);
     assert!(volume.failure().is_none());
     assert_eq!(volume.write("f", "y").unwrap_err().kind(), ErrorKind::ReadOnly);
+}
+
+/// An error while an operation was finished that a crash had cut off made the opening fail. The inode of the
+/// operation held the engine, and the engine held the inode: the image stayed locked, and every later opening
+/// was refused as `Busy`, until the process ended.
+#[test]
+fn an_opening_that_fails_leaves_the_volume() {
+    let (device, volume) = new_volume(16384);
+    let new = file(&volume, "new");
+    // Each block an extent of its own.
+    for block in (0..400).step_by(2) {
+        volume.inodes().write_at(&new, &[1; BLOCK], (block * BLOCK) as u64, IoFlags::empty()).unwrap();
+    }
+    let number = new.number();
+    drop(new);
+    volume.close().unwrap();
+    log_insertion(&device, number);
+    let image = device.crash(CrashPolicy::KeepAll);
+    for op in [FaultOp::Read, FaultOp::Write, FaultOp::Flush] {
+        let mut failed = 0;
+        for passed in 0..100 {
+            let device = Arc::new(SimulatedBackend::from_image(image.clone()));
+            device.inject(Fault::on(op).after(passed).times(u64::MAX));
+            let opened = options().open_backend(device.clone());
+            failed += u32::from(opened.is_err());
+            drop(opened);
+            assert_eq!(Arc::strong_count(&device), 1, "{op:?} {passed}");
+            device.clear_faults();
+            options().open_backend(device.clone()).unwrap().close().unwrap();
+        }
+        assert!(failed > 0, "no {op:?} makes an opening fail");
+    }
 }

@@ -96,3 +96,31 @@ fn a_cut_of_many_pieces_is_exchanged() {
         assert!(seen[0].as_ref() == Some(&wanted), "end {end}: after a crash");
     }
 }
+
+/// A block that a group leaves out of a unit, beyond its cut, is written with the unit. With blocks on disk
+/// that the group had written, it was written with what the file had held there.
+#[test]
+fn what_a_streamed_unit_is_filled_up_with_is_cut() {
+    for unit in [4, 8] {
+        for (cut, first) in [(BLOCK, 9), (2 * BLOCK + 100, 10), (8 * BLOCK, 9)] {
+            let (device, volume) = new_volume(true);
+            let a = file(&volume, "a");
+            set_unit(&volume, &a, unit);
+            write(&volume, &a, &[9; 16 * BLOCK], 0);
+            volume.sync().unwrap();
+            let mut group = volume.inodes().atomic();
+            group.set_len(&a, cut as u64).unwrap();
+            group.write_at(&a, &[2; BLOCK], (first * BLOCK) as u64).unwrap();
+            group.set_len(&a, 12 * BLOCK as u64).unwrap();
+            let mut wanted = vec![9; cut];
+            wanted.resize(12 * BLOCK, 0);
+            wanted[first * BLOCK..][..BLOCK].fill(2);
+            group.commit(Commit::Now).unwrap();
+            let case = format!("unit {unit}, cut at {cut}, block {first}");
+            assert!(read(&volume, &a) == wanted, "{case}: cached");
+            assert!(read_direct(&volume, &a) == wanted, "{case}: direct");
+            let seen = after_crash(device.crash(CrashPolicy::LoseAll), &["a"]);
+            assert!(seen[0].as_ref() == Some(&wanted), "{case}: after a crash");
+        }
+    }
+}

@@ -177,6 +177,31 @@ fn who_unlinks_much_helps_to_free() {
     volume.close().unwrap();
 }
 
+/// Only unlinks helped to free. What waits grew without bound where programs replaced files by renames, and
+/// where they made files without a name.
+#[test]
+fn renames_and_files_without_a_name_help_to_free() {
+    let operations: [fn(&Volume); 2] = [
+        |volume| {
+            drop(volume.inodes().create(&volume.inodes().root(), b"new", &Create::file(0o600)).unwrap());
+            volume.rename("new", "old").unwrap();
+        },
+        |volume| drop(volume.inodes().tmpfile(&volume.inodes().root(), &Create::file(0o600)).unwrap()),
+    ];
+    let waited = operations.map(|operation| {
+        let volume = options().threads(false).open_backend(formatted(64 << 20)).unwrap();
+        let mut most = 0;
+        for _ in 0..10_000 {
+            operation(&volume);
+            let metrics = volume.metrics();
+            most = most.max(metrics["orphan_claims_total"] - metrics["orphans_freed_total"]);
+        }
+        volume.close().unwrap();
+        most
+    });
+    assert!(waited.iter().all(|most| (8..=300).contains(most)), "{waited:?} inodes waited at once");
+}
+
 /// Records stay small: what each operation appends to the journal, headers and alignment included.
 #[test]
 fn journal_records_of_names_and_sizes_are_small() {

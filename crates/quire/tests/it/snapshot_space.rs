@@ -3,7 +3,10 @@
 use crate::common::BLOCK;
 use quire::backend::MemoryBackend;
 use quire::internals::inspect::Image;
-use quire::{ErrorKind, FormatOptions, Volume, VolumeOptions, take_snapshot_backend as take_snapshot};
+use quire::{
+    ErrorKind, FormatOptions, ReceiveOptions, SendOptions, Volume, VolumeOptions,
+    take_snapshot_backend as take_snapshot,
+};
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
@@ -256,4 +259,30 @@ fn a_deletion_makes_room_for_metadata_beside_full_files() {
     assert_eq!(large().unwrap_err().kind(), ErrorKind::NoSpace);
     volume.delete_snapshot("kept").unwrap();
     large().unwrap();
+}
+
+/// A receive looked for the room of the stream's content alone. It began, wrote all of that, and then found
+/// no room for its snapshot: the volume had an unfinished receive, which keeps changes out.
+#[test]
+fn a_receive_without_room_for_its_snapshot_does_not_begin() {
+    let (source, target) = (made(128), made(32));
+    let before = Image::load(target.clone()).unwrap().superblock;
+    let volume = open(&source);
+    // One block stays free.
+    volume.write("large", bytes(1, before.free_blocks as usize - 1)).unwrap();
+    volume.take_snapshot("s").unwrap();
+    let mut stream = Vec::new();
+    SendOptions::new().send(&volume, "s", &mut stream, &mut |_| ()).unwrap();
+    volume.close().unwrap();
+
+    let receive = ReceiveOptions::new().receive_backend(target.clone(), &mut &stream[..], &mut |_| ());
+    let refused = receive.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
+    assert!(refused.to_string().contains("its snapshot needs room for"), "{refused}");
+    let after = Image::load(target.clone()).unwrap().superblock;
+    assert_eq!((after.checkpoint, after.free_blocks), (before.checkpoint, before.free_blocks));
+    let volume = open(&target);
+    assert!(volume.snapshots().unwrap().is_empty());
+    volume.write("mine", "x").unwrap();
+    volume.close().unwrap();
 }

@@ -1,7 +1,7 @@
 //! Races between calls that once lost data, each under many schedules.
 
 use quire::inodes::{Create, FallocateMode, InodeRef, IoFlags, SetAttributes, XattrFlags};
-use quire::{AlignedBuf, FormatOptions, RenameFlags, SyncOptions, Volume, VolumeOptions};
+use quire::{AlignedBuf, Commit, FormatOptions, RenameFlags, SyncOptions, Volume, VolumeOptions};
 use quire_base::random::Random;
 use quire_base::simulation::{self, Options};
 use quire_base::sync::{Condvar, Mutex, thread};
@@ -468,4 +468,53 @@ fn an_insertion_moves_what_a_writeback_merges_meanwhile() {
         let expected = [vec![1; AT as usize], vec![0; 4 * BLOCK], vec![2; AT as usize]].concat();
         assert!(bytes == expected, "seed {seed}: the blocks behind the point have not moved");
     }
+}
+
+/// A group that cuts one file has all of its files to itself. A file that only grew told its old size until
+/// the whole commit was over, and the cut one told the new size from its record on: a stat of both showed
+/// half of a group for as long as it took to free the extents beyond the cut. Without a cut, the sizes rose
+/// one after the other.
+#[test]
+fn the_sizes_of_a_group_are_told_at_once() {
+    let cases = [(true, true), (true, false), (false, true), (false, false)];
+    let mut waited = 0;
+    for (is_cut, a_is_first, seed) in
+        cases.into_iter().flat_map(|(is_cut, first)| (0..100).map(move |seed| (is_cut, first, seed)))
+    {
+        let body = move |volume: &Volume, device: &SimulatedBackend| {
+            let inodes = volume.inodes();
+            let create = || inodes.create(&inodes.root(), b"f", &Create::file(0o644));
+            let first = create().unwrap();
+            inodes.rename(&inodes.root(), b"f", &inodes.root(), b"g", RenameFlags::empty()).unwrap();
+            let second = create().unwrap();
+            let (a, b) = if a_is_first { (first, second) } else { (second, first) };
+            inodes.write_at(&a, &[1; BLOCK], 0, IoFlags::empty()).unwrap();
+            // More extents than one transaction frees.
+            for block in (0..140).step_by(2) {
+                inodes.write_at(&b, &[1; BLOCK], (block * BLOCK) as u64, IoFlags::empty()).unwrap();
+            }
+            volume.sync().unwrap();
+            let old = (a.size(), b.size());
+            let mut group = inodes.atomic();
+            group.write_at(&a, &[2; 100], old.0).unwrap();
+            match is_cut {
+                true => group.set_len(&b, BLOCK as u64).unwrap(),
+                false => group.write_at(&b, &[2; 100], old.1).unwrap(),
+            }
+            let commits = thread::Builder::new().spawn(move || group.commit(Commit::Ordered).unwrap());
+            let mut looks = 0;
+            while inodes.metadata(&b).size() == old.1 {
+                looks += 1;
+                thread::yield_now();
+            }
+            let told = inodes.metadata(&a).size();
+            let read = inodes.read_at(&a, &mut [0; 100], old.0, IoFlags::empty()).unwrap();
+            commits.unwrap().join().unwrap();
+            ((looks, told - old.0, read), device.crash(CrashPolicy::KeepAll))
+        };
+        let (looks, told, read) = crashed(seed, body).0;
+        waited += u32::from(looks > 0);
+        assert_eq!((told, read), (100, 100), "seed {seed}, a cut: {is_cut}, grows first: {a_is_first}");
+    }
+    assert!(waited > 100, "the other thread looked before the commit {waited} times: the race is none");
 }

@@ -76,7 +76,7 @@ fn reading_of(backend: &MemoryBackend) -> Vec<(u64, Vec<u8>)> {
 
 /// Logs an insertion of a block at the front of a file, on a volume that nobody has open: as a crash leaves
 /// it that comes before the first step.
-pub fn log_insertion(device: &Arc<MemoryBackend>, inode: InodeNo) {
+pub fn log_insertion<B: Backend + 'static>(device: &Arc<B>, inode: InodeNo) {
     let mut session = Session::open(device.clone()).unwrap();
     let value = session.tree().get(Key::inode(inode)).unwrap().unwrap();
     let record = InodeRecord::decode(&value).unwrap();
