@@ -37,7 +37,7 @@ fn ground(mistake: Mistake) -> Settings {
         Mistake::TornJournalTailAccepted => of(Style::Wrap, 4, 80, 5004),
         Mistake::JournalWriteBeforeItsPredecessor => of(Style::Wrap, 4, 80, 2000),
         Mistake::JournalSpaceReusedEarly => of(Style::Wrap, 1, 250, 1000),
-        Mistake::CollapseGateBeforeForce => of(Style::Reshape, 2, 40, 2000),
+        Mistake::CollapseGateBeforeForce => of(Style::Reshape, 2, 40, 6000),
         Mistake::CheckpointNodesInDataSpace | Mistake::SizePastGap => of(Style::Mixed, 1, 60, 1000),
         Mistake::DeadRecordsAccepted => of(Style::Forces, 2, 80, 1000),
         Mistake::RenameInTwoTransactions => of(Style::Names, 1, 80, 1000),
