@@ -28,13 +28,24 @@ pub fn make_durably(path: &Path) -> Result<()> {
     File::open(above.unwrap_or(".".as_ref()))?.sync_all()
 }
 
+/// The system's error behind one of the client.
+fn errno(error: &object_store::Error) -> Option<Errno> {
+    let causes = std::iter::successors(std::error::Error::source(error), |error| error.source());
+    causes.filter_map(|error| error.downcast_ref()).last().and_then(Errno::from_io_error)
+}
+
 /// Whether an error of the client is that of a file system without hard links.
 pub fn has_no_links(error: &object_store::Error) -> bool {
-    let causes = std::iter::successors(std::error::Error::source(error), |error| error.source());
-    let system = causes.filter_map(|error| error.downcast_ref::<Error>()).last();
     // EPERM of the kernel; the others of servers.
-    let errno = system.and_then(Errno::from_io_error);
-    matches!(errno, Some(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS))
+    matches!(errno(error), Some(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS))
+}
+
+/// Whether a read failed for a reason that is not the object's: the reader may not, or the directory or the
+/// system is at fault.
+pub fn is_of_the_reader(error: &object_store::Error) -> bool {
+    use Errno as E;
+    let passing = [E::ACCESS, E::PERM, E::MFILE, E::NFILE, E::NOMEM, E::STALE, E::NOTCONN];
+    errno(error).is_some_and(|errno| passing.contains(&errno))
 }
 
 /// Writes a file durably, unless there is one of its name; says whether it did. Nobody sees a part of it.

@@ -6,7 +6,6 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::error::Error as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -17,7 +16,6 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{ClientConfigKey, Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
-use rustix::io::Errno;
 
 use crate::directory;
 use crate::failure::{FAILED, Failure, MISSING, Outcome};
@@ -139,7 +137,9 @@ impl Store {
     /// passes, or that is the reader's.
     fn unreadable(&self, doing: &str, object: &Path, error: &Error) -> Outcome<String> {
         match self.directory {
-            Some(_) if !is_of_the_reader(error) => Ok(with_sources(format!("{doing} {object}"), error)),
+            Some(_) if !directory::is_of_the_reader(error) => {
+                Ok(with_sources(format!("{doing} {object}"), error))
+            }
             _ => Err(self.failure(doing, object, error)),
         }
     }
@@ -357,16 +357,6 @@ fn with_timeouts(
         Some(_) => builder,
         None => with(builder, "AWS_READ_TIMEOUT", ClientConfigKey::ReadTimeout, ANSWER_SECONDS),
     }
-}
-
-/// Whether a read failed for a reason that is not the object's.
-fn is_of_the_reader(error: &Error) -> bool {
-    let causes = std::iter::successors(error.source(), |&error| error.source());
-    let mut errnos = causes.filter_map(|error| Errno::from_io_error(error.downcast_ref()?));
-    errnos.any(|errno| {
-        [Errno::ACCESS, Errno::PERM, Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::STALE, Errno::NOTCONN]
-            .contains(&errno)
-    })
 }
 
 #[cfg(test)]

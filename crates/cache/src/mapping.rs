@@ -261,9 +261,8 @@ impl Mapping {
         if !may_be_locked || !lock_whole(&folio, &self.core) {
             return false;
         }
-        // A writer may have come and gone since the first look, writeback of what it wrote may have taken the
-        // folio from the list, and the list may have let go of it again. Nobody lists a folio that is locked
-        // whole.
+        // A writer may have come and gone since the first look. One gathering may then have pinned the folio,
+        // and another have written it and taken it from the list. Nobody lists a folio that is locked whole.
         let leaves = is_idle();
         if !leaves {
             unlock_whole(&folio, &self.core);

@@ -5,8 +5,10 @@ mod common;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use common::place::{Place, expect};
 use common::{QUIRE, can_mount, quire, text};
@@ -190,7 +192,7 @@ fn a_stop_signal_unmounts_and_closes() {
         let mut server = Command::new(QUIRE)
             .args(["mount", "--foreground"])
             .args([place.image(), place.dir()])
-            .stderr(std::process::Stdio::null())
+            .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let marker = place.path("mnt/marker");
@@ -209,7 +211,7 @@ fn in_foreground(place: &Place, options: &str) -> std::process::Child {
     let mut server = Command::new(QUIRE)
         .args(["mount", "--foreground", "-o", options])
         .args([place.image(), place.dir()])
-        .stderr(std::process::Stdio::null())
+        .stderr(Stdio::null())
         .spawn()
         .unwrap();
     while std::fs::metadata(place.dir()).unwrap().ino_of_root() != 1 {
@@ -249,6 +251,35 @@ fn a_lock_that_outlives_its_server_is_waited_for() {
     expect(&twice, 36, &[&format!("mounted at {}", place.dir().display())]);
     expect(&place.umount(), 0, &[]);
     assert!(server.wait().unwrap().success());
+}
+
+/// A mount that waited for a lock heard no signal until the wait was over.
+#[test]
+fn a_mount_that_waits_for_a_lock_can_be_stopped() {
+    if !can_mount("a_mount_that_waits_for_a_lock_can_be_stopped") {
+        return;
+    }
+    let place = Place::with_volume();
+    let held = std::fs::File::open(place.image()).unwrap();
+    held.lock().unwrap();
+    let waits = Command::new(QUIRE)
+        .args(["mount", "--foreground", "-o", "wait=30"])
+        .args([place.image(), place.dir()])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let status = format!("/proc/{}/status", waits.id());
+    let is_blocked = || {
+        let status = std::fs::read_to_string(&status).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t")).unwrap();
+        u64::from_str_radix(mask, 16).unwrap() >> (Signal::TERM.as_raw() - 1) & 1 == 1
+    };
+    while !is_blocked() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    kill_process(Pid::from_child(&waits), Signal::TERM).unwrap();
+    expect(&waits.wait_with_output().unwrap(), 36, &["the mount was stopped while it waited"]);
+    drop(held);
 }
 
 trait Root {

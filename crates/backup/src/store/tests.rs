@@ -15,7 +15,8 @@ use crate::manifest::{Snapshot, snapshot_name};
 
 type Answering<'a, T> = Pin<Box<dyn Future<Output = Answer<T>> + Send + 'a>>;
 
-/// A directory on a file system without hard links, in which what has `bad` in its path cannot be read.
+/// A directory on a file system without hard links, in which what has `bad` in its path cannot be read, and
+/// what has `secret` not by this user.
 #[derive(Debug)]
 struct Faulty(LocalFileSystem);
 
@@ -62,9 +63,10 @@ impl ObjectStore for Faulty {
     where
         Self: 'a,
     {
-        match location.as_ref().contains("bad") {
-            true => Box::pin(std::future::ready(Err(fails(Errno::IO)))),
-            false => self.0.get_opts(location, options),
+        let bad = [("bad", Errno::IO), ("secret", Errno::ACCESS)];
+        match bad.into_iter().find(|(word, _)| location.as_ref().contains(word)) {
+            Some((_, errno)) => Box::pin(std::future::ready(Err(fails(errno)))),
+            None => self.0.get_opts(location, options),
         }
     }
     fn delete_stream(&self, locations: BoxStream<'static, Answer<Path>>) -> BoxStream<'static, Answer<Path>> {
@@ -164,6 +166,18 @@ fn what_cannot_be_read_is_damaged_alone() {
         let why = store.part("bad", 0, &bad.parts[0]).await.unwrap().unwrap_err();
         assert!(why.contains("reading bad/part-000000"), "{why}");
     });
+}
+
+/// A run of a user who may not read the backups took all of them for damaged.
+#[test]
+fn what_the_user_may_not_read_is_not_damaged() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = faulty(directory.path());
+    let secret = manifest("secret", 1);
+    run(store.put_part(&secret.name, 0, &secret.parts[0], "part".into())).unwrap();
+    let failure = run(store.part("secret", 0, &secret.parts[0])).unwrap_err();
+    assert!(failure.message.contains("reading secret/part-000000"), "{}", failure.message);
+    assert!(run(store.manifest("secret")).is_err());
 }
 
 /// A request had 30 s as a whole. Parts of 16 MiB, three at a time, never arrived over a line of 10

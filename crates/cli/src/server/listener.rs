@@ -389,6 +389,20 @@ mod tests {
         (name, listener, thread)
     }
 
+    /// A connection on which a request was made.
+    fn ask(name: &SocketAddr, request: &[u8]) -> UnixStream {
+        let mut stream = UnixStream::connect_addr(name).unwrap();
+        limit(&stream).unwrap();
+        stream.write_all(request).unwrap();
+        stream
+    }
+
+    /// The whole answer.
+    fn read(mut stream: UnixStream) -> std::io::Result<String> {
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).map(|_| answer)
+    }
+
     /// While a device took its time for a discard of a trim, no other request was answered: a freeze that had
     /// begun, and a snapshot that was taken, passed for failures.
     #[test]
@@ -397,19 +411,9 @@ mod tests {
         quire::FormatOptions::new().format_backend(backend.clone()).unwrap();
         let volume = quire::VolumeOptions::new().cache_bytes(16 << 20).open_backend(backend.clone()).unwrap();
         let (name, listener, thread) = serve("trim", &volume);
-        let ask = |request: &[u8]| {
-            let mut stream = UnixStream::connect_addr(&name).unwrap();
-            limit(&stream).unwrap();
-            stream.write_all(request).unwrap();
-            stream
-        };
-        let read = |mut stream: UnixStream| {
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).map(|_| answer)
-        };
         let stalls = backend.1.lock().unwrap();
-        let trim = ask(b"trim 0 67108864\n");
-        let info = read(ask(b"info\n"));
+        let trim = ask(&name, b"trim 0 67108864\n");
+        let info = read(ask(&name, b"info\n"));
         drop(stalls);
         assert!(info.unwrap().starts_with("ok\n"));
         assert!(read(trim).unwrap().starts_with("ok\n"));
@@ -442,19 +446,9 @@ mod tests {
             entry.unwrap().metadata().unwrap();
         }
         let (name, listener, thread) = serve("list", &volume);
-        let ask = |request: &[u8]| {
-            let mut stream = UnixStream::connect_addr(&name).unwrap();
-            limit(&stream).unwrap();
-            stream.write_all(request).unwrap();
-            stream
-        };
-        let read = |mut stream: UnixStream| {
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).map(|_| answer)
-        };
         let stalls = backend.1.lock().unwrap();
-        let list = ask(b"snapshot progress\n");
-        let info = read(ask(b"info\n"));
+        let list = ask(&name, b"snapshot progress\n");
+        let info = read(ask(&name, b"info\n"));
         drop(stalls);
         assert!(info.unwrap().starts_with("ok\n"));
         assert!(read(list).unwrap().starts_with("ok\n"));

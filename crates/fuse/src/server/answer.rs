@@ -429,14 +429,14 @@ fn encode(answer: Answer, body: &mut Body<'_>) -> Result<Result<(), i32>, Full> 
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc;
     use std::time::Duration;
 
     use quire::FileType;
-    use quire::backend::{Backend, BlockNo, Io, IoClass, MemoryBackend};
+    use quire_base::InodeNo;
     use quire_base::sync::Arc;
-    use quire_base::{Error, InodeNo};
+    use quire_device::SimulatedBackend;
+    use quire_device::simulated::{Fault, FaultOp};
     use zerocopy::IntoBytes;
 
     use super::super::Promise;
@@ -451,42 +451,6 @@ mod tests {
         for (kind, number) in [(FileType::Regular, 8), (FileType::Directory, 4), (FileType::Symlink, 10)] {
             let name = Name { name: b"x".to_vec(), node: 1, kind, cookie: 2 };
             assert_eq!(dirent(&name).kind, number);
-        }
-    }
-
-    /// A device whose flushes fail on demand.
-    struct Failing {
-        memory: MemoryBackend,
-        fails: AtomicBool,
-    }
-
-    impl Backend for Failing {
-        fn blocks(&self) -> u64 {
-            self.memory.blocks()
-        }
-        fn name(&self) -> String {
-            "failing memory".into()
-        }
-        fn is_read_only(&self) -> bool {
-            false
-        }
-        fn read(&self, class: IoClass, at: BlockNo, buf: &mut [u8]) -> Result<()> {
-            self.memory.read(class, at, buf)
-        }
-        fn write(&self, class: IoClass, at: BlockNo, buf: &[u8]) -> Result<()> {
-            self.memory.write(class, at, buf)
-        }
-        fn flush(&self) -> Result<()> {
-            match self.fails.load(Ordering::SeqCst) {
-                true => Err(Error::new(ErrorKind::Io, "as the test wants it")),
-                false => self.memory.flush(),
-            }
-        }
-        fn discard(&self, at: BlockNo, count: u64) -> Result<()> {
-            self.memory.discard(at, count)
-        }
-        fn submit(&self, class: IoClass, ios: Vec<Io>) {
-            self.memory.submit(class, ios);
         }
     }
 
@@ -529,8 +493,7 @@ mod tests {
         let mknod = abi::MknodIn { mode: libc::S_IFREG | 0o600, ..Default::default() };
         let mkdir = abi::MkdirIn { mode: 0o700, ..Default::default() };
         for code in [opcode::CREATE, opcode::MKNOD, opcode::MKDIR, opcode::SYMLINK, opcode::LINK] {
-            let (memory, fails) = (MemoryBackend::new(16 << 10), AtomicBool::new(false));
-            let device = std::sync::Arc::new(Failing { memory, fails });
+            let device = std::sync::Arc::new(SimulatedBackend::new(16 << 10));
             quire::FormatOptions::new().format_backend(device.clone()).unwrap();
             let volume =
                 quire::VolumeOptions::new().cache_bytes(16 << 20).open_backend(device.clone()).unwrap();
@@ -542,7 +505,7 @@ mod tests {
             let make = Make { mode: 0o600, umask: 0, rdev: 0, caller: Caller { uid: 0, gid: 0 } };
             let (old, opened) = operations.create(1, b"old", &make, libc::O_RDWR, false).unwrap();
             let old = old.attributes.ino().0;
-            device.fails.store(true, Ordering::SeqCst);
+            device.inject(Fault::on(FaultOp::Flush).times(u64::MAX));
             let link = abi::LinkIn { node: old };
             let (argument, names): (&[u8], &[u8]) = match code {
                 opcode::CREATE => (create.as_bytes(), b"new\0"),
