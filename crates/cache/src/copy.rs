@@ -7,8 +7,8 @@
 //! in the order of the block, with the machine's semantics: loads and stores of bytes that may be torn
 //! against others', never undefined). Everywhere else, and under loom, Miri and the sanitizers
 //! (`--cfg plain_copy`), which must see each access, it is relaxed atomic loads and stores. Both directions
-//! use it, as a writer's stores race with a reader's loads just the same. There is never a `&[u8]` to folio
-//! data.
+//! use it, as a writer's stores race with a reader's loads just the same. There is a `&[u8]` to folio
+//! data only while its segments are held, which keeps writers out.
 //!
 //! Order against the version words: `asm!` without `nomem` is a compiler barrier for memory; on x86-64 loads
 //! are not reordered with loads nor stores with stores. (The stores of one `rep movsb` may become visible in
