@@ -51,6 +51,27 @@ fn system_now() -> Timestamp {
     SystemTime::now().into()
 }
 
+/// A moment, as time since the machine started. It passes while the machine is suspended, unlike that of an
+/// `Instant`; on a simulated thread it is virtual.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Uptime(Duration);
+
+impl Uptime {
+    /// The moment now.
+    pub fn now() -> Uptime {
+        #[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
+        if crate::simulation::is_active() {
+            return Uptime(crate::simulation::now());
+        }
+        let passed = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        Uptime(Duration::new(passed.tv_sec.unsigned_abs(), passed.tv_nsec.unsigned_abs() as u32))
+    }
+    /// What has passed since.
+    pub fn elapsed(self) -> Duration {
+        Uptime::now().0.saturating_sub(self.0)
+    }
+}
+
 /// Where timestamps come from.
 #[derive(Clone, Debug, Default)]
 pub enum Clock {
@@ -89,5 +110,18 @@ impl PartialEq for Clock {
             (Clock::Simulated(one), Clock::Simulated(other)) => Arc::ptr_eq(one, other),
             _ => false,
         }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uptime_is_what_the_kernel_calls_so() {
+        let text = std::fs::read_to_string("/proc/uptime").unwrap();
+        let seconds: f64 = text.split(' ').next().unwrap().parse().unwrap();
+        let here = Uptime::now().0.as_secs_f64();
+        assert!((seconds - 0.1..seconds + 60.0).contains(&here), "{here} and {seconds}");
     }
 }

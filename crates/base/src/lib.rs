@@ -29,7 +29,7 @@ pub mod size;
 pub mod sync;
 pub mod units;
 
-pub use clock::{Clock, Timestamp};
+pub use clock::{Clock, Timestamp, Uptime};
 pub use error::{Context, Error, ErrorKind, Result};
 #[cfg(all(feature = "simulation", not(any(loom, shuttle))))]
 pub use quire_simulation as simulation;

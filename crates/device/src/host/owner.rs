@@ -14,7 +14,7 @@ use crate::reconnecting::ownership::{Ownership, describe, is_open_here};
 use quire_base::clock::Clock;
 use quire_base::random::Random;
 use quire_base::sync::time::{Duration, Instant};
-use quire_base::{Error, ErrorKind, Result};
+use quire_base::{Error, ErrorKind, Result, Uptime};
 use quire_format::owner::OwnerMark;
 use std::os::unix::fs::MetadataExt;
 
@@ -34,7 +34,7 @@ pub(super) fn ownership_of_this_process(answer: Duration, reconnect: Option<Dura
     // A beat reads the mark and then writes it, and the connection may break under either.
     let sure = INTERVAL + 2 * (answer + reconnect.unwrap_or_default());
     let mark = mark_of_this_process(sure + MARGIN);
-    Ownership { mark, written: Instant::now(), interval: INTERVAL, sure }
+    Ownership { mark, written: Uptime::now(), interval: INTERVAL, sure }
 }
 
 fn mark_of_this_process(silence: Duration) -> OwnerMark {

@@ -26,9 +26,9 @@ use super::kept::Kept;
 use super::ownership::Ownership;
 use super::protocol::{Answer, Connector, Failure, Request, Session};
 use crate::aligned::AlignedBuf;
-use quire_base::sync::time::{Duration, Instant};
+use quire_base::sync::time::Duration;
 use quire_base::sync::{Arc, Condvar, Mutex};
-use quire_base::{Error, ErrorKind, Result};
+use quire_base::{Error, ErrorKind, Result, Uptime};
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -128,7 +128,7 @@ pub(super) struct State {
     /// The owner's mark is being taken away, the last thing before the end: not worth a reconnection.
     pub(super) is_releasing: bool,
     /// When the last beat was sent that has been answered; or the mark, before the first.
-    pub(super) last_beat: Option<Instant>,
+    pub(super) last_beat: Option<Uptime>,
     /// The device is another's, or may be by now.
     pub(super) superseded: Option<Error>,
 }
@@ -313,6 +313,10 @@ impl Shared {
         }
         state.is_sending = true;
         while let Link::Up(session) = &state.link {
+            if self.sure_for(&state) == Some(Duration::ZERO) {
+                self.lose(&mut state, self.unsure());
+                break;
+            }
             let session = session.clone();
             let mut batch = Vec::new();
             while let Some(pending) = state.next() {

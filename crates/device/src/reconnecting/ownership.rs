@@ -6,7 +6,9 @@
 //! 1. a thread reads the mark at each beat. It finds its own and raises the beat; or it finds another one or
 //!    none, and then the volume has been taken over: the link is gone from that moment on.
 //!    Others take an owner for gone whose beat stands still. So the link is gone as well when no beat has
-//!    been answered for the time that the owner is sure of, whatever holds them up;
+//!    been answered for the time that the owner is sure of, whatever holds them up. That time passes also
+//!    while the machine is suspended, and it is looked at before anything is sent: programs may run again
+//!    before the thread does;
 //! 2. a new connection is used only after the mark was read over it and found to be the own one. Otherwise
 //!    writes that were kept would overwrite those of the new owner;
 //! 3. the end writes zeros over a mark that is still the own one. A connection that is not up leaves it.
@@ -26,9 +28,9 @@ use super::recovery::ask_session;
 use crate::aligned::AlignedBuf;
 use crate::backend::IoClass;
 use quire_base::clock::Clock;
-use quire_base::sync::time::{Duration, Instant};
+use quire_base::sync::time::Duration;
 use quire_base::sync::{Arc, Condvar, Mutex, thread};
-use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result};
+use quire_base::{BLOCK_SIZE, Error, ErrorKind, Result, Uptime};
 use quire_format::owner::{OWNER_BLOCK, OwnerMark};
 use std::collections::BTreeSet;
 
@@ -44,7 +46,7 @@ pub struct Ownership {
     /// As it was written.
     pub mark: OwnerMark,
     /// Just before it was written.
-    pub written: Instant,
+    pub written: Uptime,
     /// Time between two beats.
     pub interval: Duration,
     /// Time after a beat for which the owner is sure of the device: less than others wait.
@@ -204,7 +206,7 @@ fn beat(shared: &Arc<Shared>, ownership: Ownership, stop: &(Mutex<bool>, Condvar
             }
         }
         (mark.beat, mark.seen) = (mark.beat + 1, Clock::System.now());
-        let sent = Instant::now();
+        let sent = Uptime::now();
         match shared.ask_for_mark(write_mark(Some(&mark))) {
             Ok(_) => shared.state.lock().last_beat = Some(sent),
             Err(error) => tracing::warn!(%error, "raising the beat of the owner's mark"),

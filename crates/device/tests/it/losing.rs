@@ -101,7 +101,7 @@ fn an_owner_that_loses_its_device_while_it_reconnects_lets_go() {
         let connector = ToServer(server.clone());
         let session = connector.connect(LIMIT).unwrap();
         let mark = OwnerMark { owner: OWNER, beat: 1, ..OwnerMark::default() };
-        let written = quire_base::sync::time::Instant::now();
+        let written = quire_base::Uptime::now();
         let interval = Duration::from_millis(10);
         let properties = Properties {
             name: "server".into(),

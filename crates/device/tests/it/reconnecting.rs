@@ -391,7 +391,7 @@ fn dropping_ends_what_is_under_way_first() {
 
 fn ownership(interval: Duration) -> Ownership {
     let mark = OwnerMark { owner: 1, beat: 1, ..OwnerMark::default() };
-    Ownership { mark, written: quire_base::sync::time::Instant::now(), interval, sure: 2 * LIMIT }
+    Ownership { mark, written: quire_base::Uptime::now(), interval, sure: 2 * LIMIT }
 }
 
 impl Got {
@@ -451,6 +451,21 @@ fn a_superseded_owner_writes_nothing_over_a_new_connection() {
         assert!(outcome(&refused).is_err());
         drop(bench.backend);
         assert!(bench.got.try_iter().next().is_none(), "nothing is sent any more");
+    }
+}
+
+/// A machine was suspended for longer than others wait for its owner's beat. When it went on, programs wrote
+/// over the connection that was still there before the thread that counts the time ran, and the clock that it
+/// counted by had stood still.
+#[test]
+fn an_owner_that_is_not_sure_any_more_sends_nothing() {
+    for _ in 0..50 {
+        let over = Ownership { sure: Duration::ZERO, ..ownership(LIMIT) };
+        let bench = Bench::owned(Some(LIMIT), Some(over));
+        let error = outcome(&bench.start(IoOp::Write, 9, 1, 90)).unwrap_err();
+        assert!(error.to_string().contains("may take the volume over"), "{error}");
+        drop(bench.backend);
+        assert!(bench.got.try_iter().next().is_none(), "nothing is sent");
     }
 }
 

@@ -3,11 +3,10 @@
 
 use quire::inodes::{Create, IoFlags};
 use quire::{FormatOptions, Volume};
-use quire_base::BlockNo;
 use quire_base::simulation::mistakes::{self, Mistake};
 use quire_base::simulation::{self, Options};
 use quire_base::sync::thread;
-use quire_base::sync::time::Instant;
+use quire_base::{BlockNo, Uptime};
 use quire_device::reconnecting::Ownership;
 use quire_device::simulated::Image;
 use quire_device::simulated::exporter::{Breaks, Exporter};
@@ -165,7 +164,7 @@ fn superseded(seed: u64) -> (bool, bool) {
         let breaks = Breaks { seed, count: 1, one_in: 4, loses_one_in: 0 };
         let exporter = Exporter::start(device.clone(), breaks);
         let ownership =
-            Ownership { mark: mark(1), written: Instant::now(), interval: PATIENCE, sure: 10 * PATIENCE };
+            Ownership { mark: mark(1), written: Uptime::now(), interval: PATIENCE, sure: 10 * PATIENCE };
         let client = exporter.owner(Some(PATIENCE), Some(ownership)).unwrap();
         client.write(IoClass::Data, AT, &[1; BLOCK]).unwrap();
         let is_late = exporter.breaks() == 0;
