@@ -284,8 +284,9 @@ impl Object {
         if !foreign.is_empty() {
             let own = has.iter().any(|(owner, has, ..)| *has && *owner == kind);
             // A record of anything else names no parent, so it was never a directory's: the entries are not
-            // its own.
-            let becomes = self.kind_by_contents().filter(|kind| !own && *kind != FileType::Directory);
+            // its own. The root is a directory.
+            let may_become = !own && number != InodeNo::ROOT.0;
+            let becomes = self.kind_by_contents().filter(|kind| may_become && *kind != FileType::Directory);
             let names: Vec<&str> = foreign.iter().map(|(.., name)| *name).collect();
             let remedy = match becomes {
                 Some(becomes) => format!("repair makes it a {becomes:?}"),

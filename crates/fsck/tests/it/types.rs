@@ -1,10 +1,13 @@
 //! Inodes whose record says the wrong type.
 
-use crate::common::closed;
 use crate::common::editor::Editor;
+use crate::common::{closed, device, format};
 use crate::repair::{mend, walk};
 use quire::FileType;
+use quire::internals::repair::Session;
+use quire_base::InodeNo;
 use quire_format::dirent::Entry;
+use quire_format::extent::Extent;
 use quire_format::inode::{InodeRecord, MODE_TYPE_MASK};
 use quire_format::key::{Key, KeyKind};
 use quire_fsck::IssueKind;
@@ -43,4 +46,21 @@ fn an_inode_that_becomes_what_its_contents_are_keeps_its_size_and_names() {
             assert!(walk(&after) == before, "{what}");
         }
     }
+}
+
+/// The check called an empty root that an extent had got into a file without a name, and wanted to make one
+/// of it.
+#[test]
+fn an_empty_root_with_an_extent_stays_a_directory() {
+    let backend = device(&format());
+    let mut session = Session::open(backend.clone()).unwrap();
+    let (epoch, data) = (session.superblock().epoch, session.superblock().data_start);
+    let extent = Extent { file_block: 0, disk_block: data, len: 1, unwritten: false, birth: epoch };
+    session.put(Key::extent(InodeNo::ROOT, 0), &extent.encode());
+    session.commit().unwrap();
+    session.close().unwrap();
+    let (report, after) = mend(&backend.visible(), "a root with an extent");
+    assert!(report.has(IssueKind::InodeContentWrong), "{:#?}", report.issues);
+    assert!(!report.has(IssueKind::InodeUnreachable), "{:#?}", report.issues);
+    assert!(walk(&after).is_empty());
 }
