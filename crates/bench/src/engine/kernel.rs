@@ -7,6 +7,7 @@
 
 use super::system::{Behind, Snapshots, Source, System};
 use super::{Spec, Workshop, skipped};
+use crate::image::ZEROS;
 use crate::outcome::{Outcome, Trouble, failed, os};
 use crate::target::Target;
 use quire_base::{Error, ErrorKind, Result};
@@ -37,7 +38,7 @@ impl FileSystem {
         }
     }
 
-    /// Arguments of its mkfs: overwrite, and no discards, which would punch holes in the image.
+    /// Arguments of its mkfs: overwrite, and no discards, which would punch holes all over the image.
     fn format_arguments(self) -> &'static [&'static str] {
         match self {
             FileSystem::Xfs => &["-q", "-f", "-K"],
@@ -74,6 +75,8 @@ pub fn set_up(file_system: FileSystem, spec: &Spec, workshop: &Workshop<'_>) -> 
     workshop.surroundings.interrupt.check()?;
     let inodes = file_system.inode_arguments(workshop.files);
     run(Command::new(&format).args(file_system.format_arguments()).args(inodes).arg(&device.path))?;
+    // mkfs has the kernel zero its log or tables, which leaves holes in the image.
+    image.fill_holes(ZEROS, workshop.surroundings)?;
     let dir = workshop.directory.join(name);
     std::fs::create_dir_all(&dir).map_err(os("making the mount point"))?;
     // Said either way: Btrfs discards by itself otherwise.
