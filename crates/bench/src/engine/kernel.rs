@@ -96,7 +96,7 @@ pub fn set_up(file_system: FileSystem, spec: &Spec, workshop: &Workshop<'_>) -> 
 }
 
 /// Whether a program can be found; mkfs and losetup live where users do not always look.
-fn is_installed(program: &str) -> bool {
+pub fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let directories = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
     directories.into_iter().any(|directory| directory.join(program).is_file())
@@ -267,7 +267,7 @@ impl Snapshots for Mounted {
 
 impl Behind for Mounted {
     fn snapshots(&self) -> Option<&dyn Snapshots> {
-        (self.file_system == FileSystem::Btrfs && is_installed("btrfs")).then_some(self as &dyn Snapshots)
+        (self.file_system == FileSystem::Btrfs).then_some(self as &dyn Snapshots)
     }
     fn take_down(mut self: Box<Self>) -> Result<()> {
         self.unmount()?;
