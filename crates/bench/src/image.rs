@@ -119,8 +119,8 @@ mod tests {
     use crate::progress::Progress;
     use rustix::fs::{FallocateFlags, fallocate};
 
-    /// mkfs.xfs and mkfs.ext4 have the kernel zero ranges, which made them unwritten again: the log of XFS lay
-    /// on such blocks of an image that was said to be written through.
+    /// mkfs.xfs and mkfs.ext4 have the kernel zero ranges, which made them unwritten again: the log of XFS
+    /// lay on such blocks of an image that was said to be written through.
     #[test]
     fn holes_are_written_over_and_contents_stay() {
         let (interrupt, progress) = (Interrupt::none(), Progress::hidden());

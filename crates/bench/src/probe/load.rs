@@ -1,5 +1,5 @@
-//! Asynchronous direct I/O that goes on in the same file all the while, for `--direct-load`. The races for torn
-//! and for stale reads have it; the others count records, sizes or shares, which it would change.
+//! Asynchronous direct I/O that goes on in the same file all the while, for `--direct-load`. The races for
+//! torn and for stale reads have it, the others do not.
 //!
 //! One io_uring with a few requests in flight: reads of the raced range, and writes of a range of its own
 //! behind it, so that the race's own arithmetic stays true.
