@@ -479,7 +479,7 @@ pub struct Probe {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Keep asynchronous direct I/O going on the raced file all the while
+    /// Keep asynchronous direct I/O going on the file in the races for torn reads and for stale reads
     #[arg(long)]
     pub direct_load: bool,
     /// Seed of all chance

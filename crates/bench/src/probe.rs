@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`torn`] | reads against writes of the same bytes; who starves whom |
 //! | [`append`] | appenders against each other; readers that look at the size |
-//! | [`load`] | asynchronous direct I/O beside the others |
+//! | [`load`] | asynchronous direct I/O beside [`torn::torn_reads`] and [`order`] |
 //! | [`order`] | reads that begin after a write has returned, buffered and direct |
 //! | [`mapped`] | stores through mappings and mapped reads beside writes; msync and a kill |
 //!
@@ -100,6 +100,7 @@ pub struct Findings {
     dir: PathBuf,
     seconds: f64,
     seed: u64,
+    /// Whether the races that can have the load had it.
     direct_load: bool,
     /// What the file system says about power loss.
     pub promises: Promises,
@@ -166,13 +167,14 @@ pub fn probe(arguments: &Probe, interrupt: &Interrupt, progress: &Progress) -> O
         Trouble::Failed(Error::os(format!("making a directory in {}", dir.display()), &error))
     })?;
     let surroundings = Surroundings { interrupt, progress };
-    let arena = Arena {
+    let mut arena = Arena {
         directory: directory.path(),
         seconds: Duration::from_secs_f64(arguments.seconds),
         seed: arguments.seed,
         direct_load: arguments.direct_load,
         surroundings: &surroundings,
     };
+    arena.direct_load &= arena.can_direct().is_ok();
     let promises = Promises::ask(dir, &arena)?;
     let mut findings = Vec::new();
     findings.extend(torn::torn_reads(&arena)?);
@@ -182,8 +184,9 @@ pub fn probe(arguments: &Probe, interrupt: &Interrupt, progress: &Progress) -> O
     findings.extend(mapped::mapped_files(&arena)?);
     findings.extend(torn::starvation(&arena)?);
     progress.finish();
+    let direct_load = arena.direct_load;
     directory.close().map_err(os("removing the directory of the probe"))?;
-    let Probe { seconds, seed, direct_load, .. } = *arguments;
+    let Probe { seconds, seed, .. } = *arguments;
     Ok(Findings { dir: dir.clone(), seconds, seed, direct_load, promises, findings })
 }
 

@@ -7,7 +7,7 @@
 use crate::arguments::{Common, Track, Workload};
 use crate::drive::Surroundings;
 use crate::engine::{self, Kind, Spec, Workshop};
-use crate::image::Image;
+use crate::image::{Image, NOT_ZEROS};
 use crate::interrupt::Interrupt;
 use crate::outcome::{Outcome, Trouble, os};
 use crate::progress::Progress;
@@ -114,17 +114,13 @@ pub fn measure(workload: &Workload, host: &Host) -> Outcome<Report> {
     };
     // Without a number of operations the default time is what is divided.
     let context = Context { seconds: context.seconds.or(default_seconds(workload, rounds)), ..context };
-    let mut has_holes = false;
     for round in 0..rounds {
         let count = lanes.len();
         for n in 0..count {
             let lane = &mut lanes[if round % 2 == 0 { n } else { count - 1 - n }];
             if lane.ended.is_none() {
                 if let Some(image) = image.as_ref().filter(|_| lane.spec.needs_image()) {
-                    if has_holes {
-                        image.write_again(&surroundings)?;
-                    }
-                    has_holes = lane.spec.discard;
+                    image.fill_holes(NOT_ZEROS, &surroundings)?;
                 }
                 // The figures of a debug build are of no use: they need no warm memory.
                 if machine::slow_build().is_none() {

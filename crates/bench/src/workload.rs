@@ -93,7 +93,9 @@ pub fn make(workload: &Workload) -> Outcome<Box<dyn Work>> {
         }
         Workload::Fsync { options, .. } => Box::new(fsync::Fsync(options.clone())),
         Workload::Append { options, .. } => Box::new(append::Append(options.clone())),
-        Workload::Orphan { options, .. } => Box::new(orphan::Orphan(options.clone())),
+        Workload::Orphan { options, common } => {
+            Box::new(orphan::Orphan::new(options.clone(), common.seconds.is_some()))
+        }
         Workload::Creat { options, .. } => Box::new(creat::Creat(options.clone())),
         Workload::Tail { options, .. } => Box::new(tail::Tail(options.clone())),
         Workload::Untorn { options, .. } => {

@@ -71,18 +71,22 @@ pub fn command(arguments: &Conflicts) -> Outcome {
         std::fs::write(file, kept(&findings)).map_err(os(format!("writing {}", file.display())))?;
     }
     if let Some(file) = &arguments.check {
-        println!("\n{}", check(&findings, file)?);
+        println!("\n{}", check(&findings, &arguments.only, file)?);
     }
     Ok(())
 }
 
 /// Traces every pair whose name contains `only`.
 pub fn find(only: &str) -> Outcome<Vec<Finding>> {
+    let pairs: Vec<&Pair> = PAIRS.iter().filter(|pair| pair.name().contains(only)).collect();
+    if pairs.is_empty() {
+        return Err(Trouble::Usage(format!("--only: no pair has '{only}' in its name")));
+    }
     arena::prepare();
     let all = || -> Outcome<Vec<Finding>> {
         let state = State::new()?;
         let mut traced = Vec::new();
-        for pair in PAIRS.iter().filter(|pair| pair.name().contains(only)) {
+        for &pair in &pairs {
             let run = |side: usize| (pair.sides[side].act)(&state, side);
             traced.push((pair, shared_lines(&trace::trace(&[0], &run)?, &trace::trace(&[0, 1], &run)?)));
         }
@@ -163,23 +167,29 @@ pub fn render(findings: &[Finding]) -> String {
 /// line further on, or begins in the middle of one.
 const LINES_THAT_MOVE: usize = 2;
 
-/// Compares with the kept numbers; pairs that have more (by more than [`LINES_THAT_MOVE`], where any are
-/// kept), or none kept, are an error.
-pub fn check(findings: &[Finding], kept: &Path) -> Outcome<String> {
+/// Compares with the kept numbers of the pairs whose name contains `only`; pairs that have more (by more than
+/// [`LINES_THAT_MOVE`], where any are kept), or none kept, are an error, and so is a kept pair that was not
+/// traced.
+pub fn check(findings: &[Finding], only: &str, kept: &Path) -> Outcome<String> {
     let text = std::fs::read_to_string(kept).map_err(os(format!("reading {}", kept.display())))?;
-    let kept = parse(&text)?;
+    let mut kept = parse(&text)?;
+    kept.retain(|name, _| name.contains(only));
     let mut grown = Vec::new();
     let mut shrunk = Vec::new();
     for finding in findings {
         let count = finding.conflicts.len();
-        match kept.get(finding.name.as_str()) {
-            Some(&most) if count > most + if most > 0 { LINES_THAT_MOVE } else { 0 } => {
+        match kept.remove(finding.name.as_str()) {
+            Some(most) if count > most + if most > 0 { LINES_THAT_MOVE } else { 0 } => {
                 grown.push(format!("{}: {count}, kept are {most}", finding.name))
             }
-            Some(&most) if count < most => shrunk.push(format!("{}: {count}, kept are {most}", finding.name)),
+            Some(most) if count < most => shrunk.push(format!("{}: {count}, kept are {most}", finding.name)),
             Some(_) => {}
             None => grown.push(format!("{}: {count}, and no number is kept", finding.name)),
         }
+    }
+    if !kept.is_empty() {
+        let names: Vec<&str> = kept.into_keys().collect();
+        return Err(failed(format!("pairs are kept that nothing traces:\n  {}", names.join("\n  "))));
     }
     if !grown.is_empty() {
         return Err(failed(format!("more conflicting lines than are kept:\n  {}", grown.join("\n  "))));
@@ -211,4 +221,30 @@ pub fn kept(findings: &[Finding]) -> String {
         let _ = writeln!(out, "{}\t{}", finding.conflicts.len(), finding.name);
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(name: &str) -> Finding {
+        Finding { name: name.into(), conflicts: Vec::new() }
+    }
+
+    /// A kept pair that the report no longer had was not missed, and a mistyped selection had no pairs and
+    /// agreed with the kept numbers.
+    #[test]
+    fn what_is_not_traced_does_not_pass() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("kept");
+        std::fs::write(&file, kept(&[finding("read / read"), finding("write / write")])).unwrap();
+        let both = [finding("read / read"), finding("write / write")];
+        assert!(check(&both, "", &file).is_ok());
+        assert!(check(&both[..1], "read", &file).is_ok());
+        match check(&both[..1], "", &file) {
+            Err(Trouble::Failed(error)) => assert!(error.to_string().contains("write / write"), "{error}"),
+            other => panic!("{other:?}"),
+        }
+        assert!(matches!(find("no such pair"), Err(Trouble::Usage(why)) if why.contains("'no such pair'")));
+    }
 }

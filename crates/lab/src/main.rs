@@ -37,13 +37,12 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let interrupt = Interrupt::on_signals();
     let outcome = match &cli.command {
         Command::Cores(arguments) => cores::run(arguments),
         Command::Unlink(arguments) => unlink::unlink(arguments),
-        Command::Locks(arguments) => {
-            locks::run(arguments, &interrupt, &Progress::new()).and_then(|findings| findings.show())
-        }
+        // The signals keep their effect for the others, which look at no flag.
+        Command::Locks(arguments) => locks::run(arguments, &Interrupt::on_signals(), &Progress::new())
+            .and_then(|findings| findings.show()),
         #[cfg(target_arch = "x86_64")]
         Command::Conflicts(arguments) => conflicts::command(arguments),
     };

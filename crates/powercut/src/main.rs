@@ -193,9 +193,11 @@ fn campaigns(run: &Run) -> ExitCode {
     };
     let stop = stop_on_signals();
     let mut is_good = true;
-    for which in [Which::Sqlite, Which::Postgres, Which::Mariadb] {
-        if run.which != Which::All && run.which != which || stop.load(Ordering::Relaxed) {
-            continue;
+    let all = [Which::Sqlite, Which::Postgres, Which::Mariadb];
+    for which in all.into_iter().filter(|which| run.which == Which::All || run.which == *which) {
+        if stop.load(Ordering::Relaxed) {
+            eprintln!("powercut: stopped before everything ran");
+            return ExitCode::FAILURE;
         }
         let mut program: Box<dyn Program> = match program(which, run, &options) {
             Ok(program) => program,

@@ -7,6 +7,7 @@
 
 use super::system::{Behind, Snapshots, Source, System};
 use super::{Spec, Workshop, skipped};
+use crate::image::ZEROS;
 use crate::outcome::{Outcome, Trouble, failed, os};
 use crate::target::Target;
 use quire_base::{Error, ErrorKind, Result};
@@ -37,7 +38,7 @@ impl FileSystem {
         }
     }
 
-    /// Arguments of its mkfs: overwrite, and no discards, which would punch holes in the image.
+    /// Arguments of its mkfs: overwrite, and no discards, which would punch holes all over the image.
     fn format_arguments(self) -> &'static [&'static str] {
         match self {
             FileSystem::Xfs => &["-q", "-f", "-K"],
@@ -74,6 +75,8 @@ pub fn set_up(file_system: FileSystem, spec: &Spec, workshop: &Workshop<'_>) -> 
     workshop.surroundings.interrupt.check()?;
     let inodes = file_system.inode_arguments(workshop.files);
     run(Command::new(&format).args(file_system.format_arguments()).args(inodes).arg(&device.path))?;
+    // mkfs has the kernel zero its log or tables, which leaves holes in the image.
+    image.fill_holes(ZEROS, workshop.surroundings)?;
     let dir = workshop.directory.join(name);
     std::fs::create_dir_all(&dir).map_err(os("making the mount point"))?;
     // Said either way: Btrfs discards by itself otherwise.
@@ -93,7 +96,7 @@ pub fn set_up(file_system: FileSystem, spec: &Spec, workshop: &Workshop<'_>) -> 
 }
 
 /// Whether a program can be found; mkfs and losetup live where users do not always look.
-fn is_installed(program: &str) -> bool {
+pub fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let directories = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
     directories.into_iter().any(|directory| directory.join(program).is_file())
@@ -125,13 +128,25 @@ fn said(outcome: Result<String, Trouble>) -> Result<String> {
 /// An attached loop device.
 struct Loop {
     path: PathBuf,
+    /// The file behind it, as the kernel names it; none once it was detached.
+    backing: Option<String>,
 }
 
 impl Loop {
     fn attach(image: &Path) -> Outcome<Loop> {
         let attached = run(Command::new("losetup").args(["--direct-io=on", "--find", "--show"]).arg(image));
         match attached {
-            Ok(path) if path.starts_with("/dev/") => Ok(Loop { path: path.into() }),
+            Ok(path) if path.starts_with("/dev/") => {
+                let mut device = Loop { path: path.into(), backing: None };
+                device.backing = device.said("backing_file");
+                if device.said("dio").is_some_and(|is_direct| is_direct == "0") {
+                    eprintln!(
+                        "quire bench: {} refuses direct I/O, so its file system is cached twice",
+                        device.path.display()
+                    );
+                }
+                Ok(device)
+            }
             Ok(said) => Err(failed(format!("losetup said '{said}' instead of a device"))),
             Err(Trouble::Failed(error)) => Err(skipped(format!("no loop device: {error}"))),
             Err(trouble) => Err(trouble),
@@ -146,8 +161,15 @@ impl Loop {
         self.sysfs().join("stat")
     }
 
+    /// What the kernel says of the device, while a file is behind it.
+    fn said(&self, name: &str) -> Option<String> {
+        let text = std::fs::read_to_string(self.sysfs().join("loop").join(name)).ok()?;
+        Some(text.strip_suffix('\n').unwrap_or(&text).to_owned())
+    }
+
+    /// Whether our file is behind it: another program may attach its own to a device that is free again.
     fn is_attached(&self) -> bool {
-        self.sysfs().join("loop/backing_file").exists()
+        self.backing.is_some() && self.said("backing_file") == self.backing
     }
 
     /// Detaching a device in use makes the kernel do it at the last close.
@@ -156,10 +178,17 @@ impl Loop {
     }
 
     /// Detaches and waits until it is.
-    fn detach(&self, patience: Duration) -> Result<()> {
+    fn detach(&mut self, patience: Duration) -> Result<()> {
         let start = Instant::now();
-        while self.is_attached() {
+        loop {
+            // While it is open, nobody can give the device another file between the look and the detaching.
+            let held = std::fs::File::open(&self.path);
+            if !self.is_attached() {
+                self.backing = None;
+                return Ok(());
+            }
             self.vanish_when_unused();
+            drop(held);
             if start.elapsed() > patience {
                 return Err(Error::new(
                     quire_base::ErrorKind::Busy,
@@ -168,7 +197,6 @@ impl Loop {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        Ok(())
     }
 }
 
@@ -239,7 +267,7 @@ impl Snapshots for Mounted {
 
 impl Behind for Mounted {
     fn snapshots(&self) -> Option<&dyn Snapshots> {
-        (self.file_system == FileSystem::Btrfs && is_installed("btrfs")).then_some(self as &dyn Snapshots)
+        (self.file_system == FileSystem::Btrfs).then_some(self as &dyn Snapshots)
     }
     fn take_down(mut self: Box<Self>) -> Result<()> {
         self.unmount()?;
@@ -252,5 +280,41 @@ impl Drop for Mounted {
         if let Err(error) = self.unmount() {
             eprintln!("bench: {error}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Any file behind the device passed for the run's own: a device that had become free, and that another
+    /// program then used, was detached from that program's file.
+    #[test]
+    fn a_device_with_another_file_is_left_alone() {
+        let test = "a_device_with_another_file_is_left_alone";
+        if !rustix::process::geteuid().is_root() || !is_installed("losetup") {
+            return eprintln!("SKIPPED: {test}: needs root and losetup");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let [ours, theirs] = ["ours", "theirs"].map(|name| directory.path().join(name));
+        for file in [&ours, &theirs] {
+            std::fs::write(file, vec![0; 1 << 20]).unwrap();
+        }
+        let device = match Loop::attach(&ours) {
+            Ok(device) => device,
+            Err(trouble) => return eprintln!("SKIPPED: {test}: {trouble}"),
+        };
+        assert!(device.is_attached());
+        let path = device.path.clone();
+        run(Command::new("losetup").arg("--detach").arg(&path)).unwrap();
+        if let Err(trouble) = run(Command::new("losetup").arg(&path).arg(&theirs)) {
+            return eprintln!("SKIPPED: {test}: the device is in use again: {trouble}");
+        }
+        drop(device);
+        let mut device = Loop { path, backing: None };
+        device.backing = Some(theirs.canonicalize().unwrap().display().to_string());
+        let is_left = device.is_attached();
+        device.detach(Duration::from_secs(10)).unwrap();
+        assert!(is_left && !device.is_attached());
     }
 }

@@ -1,6 +1,9 @@
 //! `raw`: the bare image file, O_DIRECT through one io_uring for each thread; "files" are ranges of it.
 //!
 //! A durable write is a write with an fdatasync linked behind it, one submission and one wait.
+//!
+//! It is no strict limit: the kernel gives each fsync of an io_uring to a worker thread, whose wake-up the
+//! write waits for. A program that calls fdatasync in its own thread, as Quire does, can be quicker.
 
 use crate::image::Image;
 use crate::outcome::{Outcome, os};

@@ -11,13 +11,14 @@ use crate::target::Target;
 use quire::FormatOptions;
 use quire_base::{Error, ErrorKind, Result};
 use quire_fuse::mount::{self, Unmount};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a server may take to be ready, and to close.
+/// How long a server may take to be ready, to be unmounted, and to close.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The property of files whose units a crash leaves whole, as an attribute.
@@ -29,8 +30,11 @@ pub fn set_up_mount(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Tar
     let image = std::path::absolute(workshop.image()?.path()).map_err(os("finding the image"))?;
     FormatOptions::new().force(true).format(&image)?;
     let dir = mount_point(workshop, "mount")?;
-    let log = workshop.directory.join("server.log");
-    let mut options = format!("log={},cache_size={}", log.display(), workshop.cache_bytes(spec));
+    let log = workshop.directory.join("server.log").display().to_string();
+    if log.contains(',') {
+        return Err(failed(format!("the engine mount takes no --dir with a comma in its path: {log}")));
+    }
+    let mut options = format!("log={log},cache_size={}", workshop.cache_bytes(spec));
     if spec.discard {
         options.push_str(",discard");
     }
@@ -44,7 +48,7 @@ pub fn set_up_mount(spec: &Spec, workshop: &Workshop<'_>) -> Outcome<Box<dyn Tar
     command.args(["mount", "--report", "-o", &options, "--"]).arg(&image).arg(&dir);
     command.current_dir("/").stdout(Stdio::piped()).stderr(Stdio::null());
     let mut server = Server::start(command, dir)?;
-    server.wait_for_report()?;
+    server.wait_for_report(workshop)?;
     if let Some(unit) = spec.untorn {
         // Files inherit it. Given to an open file it would come too late for how the kernel opens that.
         let value = unit.to_string();
@@ -108,9 +112,16 @@ impl Server {
     }
 
     /// `quire mount --report` says in one line how it went.
-    fn wait_for_report(&mut self) -> Outcome {
+    fn wait_for_report(&mut self, workshop: &Workshop<'_>) -> Outcome {
         let mut line = String::new();
         if let Some(pipe) = self.child.stdout.take() {
+            self.wait(workshop, |_| {
+                let mut report = [PollFd::new(&pipe, PollFlags::IN)];
+                match poll(&mut report, Some(&Timespec::default())) {
+                    Err(error) => Err(os("waiting for the server")(error.into()).into()),
+                    Ok(count) => Ok(count > 0),
+                }
+            })?;
             BufReader::new(pipe).read_line(&mut line).map_err(os("waiting for the server"))?;
         }
         let report: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
@@ -122,19 +133,43 @@ impl Server {
     }
 
     fn wait_for_mount(&mut self, workshop: &Workshop<'_>) -> Outcome {
-        let start = Instant::now();
-        while mount::mounted_at(&self.dir)?.is_none() {
-            workshop.surroundings.interrupt.check()?;
-            if let Ok(Some(status)) = self.child.try_wait() {
+        self.wait(workshop, |server| {
+            if let Ok(Some(status)) = server.child.try_wait() {
                 return Err(failed(format!("the server ended before it was ready ({status})")));
             }
+            Ok(mount::mounted_at(&server.dir)?.is_some())
+        })?;
+        std::fs::metadata(&self.dir).map_err(|error| Trouble::Failed(Error::os("the mount", &error)))?;
+        Ok(())
+    }
+
+    /// Waits until the server is ready. Asks it to end if it is late, or at Ctrl-C.
+    fn wait(
+        &mut self,
+        workshop: &Workshop<'_>,
+        mut is_ready: impl FnMut(&mut Server) -> Outcome<bool>,
+    ) -> Outcome {
+        let start = Instant::now();
+        while !is_ready(self)? {
+            let mut outcome = workshop.surroundings.interrupt.check();
             if start.elapsed() > PATIENCE {
-                return Err(failed("the server did not mount"));
+                outcome = Err(failed(format!("the server was not ready within {} s", PATIENCE.as_secs())));
+            }
+            if outcome.is_err() {
+                self.ask_to_end()?;
+                return outcome;
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        std::fs::metadata(&self.dir).map_err(|error| Trouble::Failed(Error::os("the mount", &error)))?;
         Ok(())
+    }
+
+    fn ask_to_end(&self) -> Result<()> {
+        rustix::process::kill_process(
+            rustix::process::Pid::from_child(&self.child),
+            rustix::process::Signal::TERM,
+        )
+        .map_err(|error| Error::os("ending the server", &error.into()))
     }
 
     fn into_system(self) -> System {
@@ -149,38 +184,35 @@ impl Server {
         let start = Instant::now();
         while matches!(mount::mounted_at(&self.dir), Ok(Some(_))) {
             let how = if start.elapsed() < Duration::from_secs(5) { Unmount::Plain } else { Unmount::Detach };
-            match mount::unmount(&self.dir, how) {
-                Err(error) if error.kind() == ErrorKind::Busy => {
-                    std::thread::sleep(Duration::from_millis(50))
+            if let Err(error) = mount::unmount(&self.dir, how) {
+                if start.elapsed() > PATIENCE {
+                    return Err(error);
                 }
-                Err(error) if start.elapsed() > PATIENCE => return Err(error),
-                _ => {}
+                std::thread::sleep(Duration::from_millis(50));
             }
         }
-        if self.ends_within(PATIENCE) {
-            return Ok(());
+        match self.ends_within(PATIENCE)? {
+            Some(status) if status.success() => return Ok(()),
+            // What was written may not have reached the volume: the figures are not those of a whole run.
+            Some(status) => return Err(Error::new(ErrorKind::Io, format!("the server ended with {status}"))),
+            None => self.ask_to_end()?,
         }
-        rustix::process::kill_process(
-            rustix::process::Pid::from_child(&self.child),
-            rustix::process::Signal::TERM,
-        )
-        .map_err(|error| Error::os("ending the server", &error.into()))?;
-        if !self.ends_within(Duration::from_secs(10)) {
+        if self.ends_within(Duration::from_secs(10))?.is_none() {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
         Err(Error::new(ErrorKind::Busy, "the server did not end by itself after the unmount"))
     }
 
-    fn ends_within(&mut self, patience: Duration) -> bool {
+    fn ends_within(&mut self, patience: Duration) -> Result<Option<ExitStatus>> {
         let start = Instant::now();
-        while start.elapsed() < patience {
-            if !matches!(self.child.try_wait(), Ok(None)) {
-                return true;
+        loop {
+            let status = self.child.try_wait().map_err(os("waiting for the server's end"))?;
+            if status.is_some() || start.elapsed() > patience {
+                return Ok(status);
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        false
     }
 }
 
@@ -195,5 +227,49 @@ impl Drop for Server {
         if let Err(error) = self.end() {
             eprintln!("bench: {error}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(dir: &Path, script: &str) -> Server {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdout(Stdio::piped());
+        Server::start(command, dir.to_owned()).unwrap()
+    }
+
+    /// Any end passed for success: a server that could not write everything at the unmount had good figures.
+    #[test]
+    fn a_server_that_fails_at_the_end_is_a_failure() {
+        let directory = tempfile::tempdir().unwrap();
+        server(directory.path(), "exit 0").end().unwrap();
+        let error = server(directory.path(), "exit 5").end().unwrap_err();
+        assert!(error.to_string().contains("exit status: 5"), "{error}");
+    }
+
+    /// Nothing ended the wait for a report but the report, or the server's end.
+    #[test]
+    fn the_wait_for_a_report_ends_with_an_interrupt() {
+        use crate::drive::Surroundings;
+        let directory = tempfile::tempdir().unwrap();
+        let (interrupt, progress) =
+            (crate::interrupt::Interrupt::none(), crate::progress::Progress::hidden());
+        interrupt.raise();
+        let workshop = Workshop {
+            directory: directory.path(),
+            image: None,
+            program: None,
+            file_bytes: 0,
+            files: 0,
+            device_bytes: 0,
+            surroundings: &Surroundings { interrupt: &interrupt, progress: &progress },
+        };
+        let mut silent = server(directory.path(), "exec sleep 30");
+        let outcome = silent.wait_for_report(&workshop);
+        assert!(matches!(outcome, Err(Trouble::Interrupted)), "{outcome:?}");
+        // It was asked to end, too.
+        assert!(silent.end().unwrap_err().to_string().contains("SIGTERM"));
     }
 }

@@ -1,4 +1,5 @@
-//! Asynchronous direct I/O that goes on in the same file all the while, for `--direct-load`.
+//! Asynchronous direct I/O that goes on in the same file all the while, for `--direct-load`. The races for
+//! torn and for stale reads have it, the others do not.
 //!
 //! One io_uring with a few requests in flight: reads of the raced range, and writes of a range of its own
 //! behind it, so that the race's own arithmetic stays true.
@@ -17,14 +18,14 @@ const DEPTH: usize = 8;
 /// Where its own range begins: behind every raced range.
 const OWN_OFFSET: u64 = 64 << 20;
 
-/// The load as another thread of a race on the file `name`, if it was asked for and O_DIRECT can be had.
+/// The load as another thread of a race on the file `name`, if the arena has it.
 /// `bytes` is the length of the raced range.
 pub fn part_of<'a, T: Default + Send + 'a>(
     arena: &Arena<'_>,
     name: &str,
     bytes: usize,
 ) -> Result<Option<Part<'a, T>>> {
-    if !arena.direct_load || arena.can_direct().is_err() {
+    if !arena.direct_load {
         return Ok(None);
     }
     let file = arena.open(name, libc::O_DIRECT)?;

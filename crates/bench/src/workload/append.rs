@@ -102,6 +102,7 @@ impl Work for Append {
         sample.add_growth("device_flushes", before.device_flushes, after.device_flushes);
         for timed in &timed {
             sample.add("operations", timed.operations as f64);
+            sample.add("all", timed.latency.count() as f64);
             sample.add_latency("write", &timed.latency)?;
         }
         Ok(sample)
@@ -116,6 +117,7 @@ impl Work for Append {
         figures.push("ops_s", sample.rate("operations", "seconds"));
         figures.push("p50_us", sample.percentile_us("write", 50.0).unwrap_or(0.0));
         figures.push("p99_us", sample.percentile_us("write", 99.0).unwrap_or(0.0));
+        figures.push("operations", sample.sum("all"));
         figures.push_known("device_flushes", sample.known("device_flushes"));
         figures
     }

@@ -232,6 +232,7 @@ impl Work for Fsync {
             return figures;
         }
         figures.push("fsync_pass_s", sample.rate("pass_seconds", "passes"));
+        figures.push("files", sample.sum("files"));
         figures.push_known("log_forces", sample.known("log_forces"));
         figures.push_known("device_flushes", sample.known("device_flushes"));
         figures

@@ -14,8 +14,8 @@ use crate::outcome::Outcome;
 use crate::sample::{Figures, Latency, Sample};
 use crate::size;
 use crate::target::{Handle, How, Target};
-use quire_base::Result;
 use quire_base::random::Random;
+use quire_base::{Error, ErrorKind, Result};
 use quire_device::AlignedBuf;
 use serde_json::{Map, Value, json};
 use std::time::Instant;
@@ -76,7 +76,10 @@ fn read(file: &dyn Handle, mut random: Random, blocks: u64, bs: usize, stage: &S
     let mut buffer = AlignedBuf::zeroed(bs);
     let mut last = Instant::now();
     loop {
-        file.read_at(&mut buffer, random.below(blocks) * bs as u64)?;
+        let count = file.read_at(&mut buffer, random.below(blocks) * bs as u64)?;
+        if count != bs {
+            return Err(Error::new(ErrorKind::Io, format!("a read gave {count} of {bs} bytes")));
+        }
         let mut now = Instant::now();
         tally.latency.record(now - last);
         if stage.is_over() {
@@ -208,6 +211,11 @@ impl Work for Mixed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drive::Surroundings;
+    use crate::interrupt::Interrupt;
+    use crate::outcome::Trouble;
+    use crate::progress::Progress;
+    use std::time::Duration;
 
     #[test]
     fn tearing_is_seen_in_any_word() {
@@ -218,6 +226,28 @@ mod tests {
         let mut block = tagged(4096, 7);
         block[0] = 8;
         assert!(is_torn(&block));
+    }
+
+    /// Short reads were counted as whole ones.
+    #[test]
+    fn a_short_read_is_a_failure() {
+        struct Short;
+        impl Handle for Short {
+            fn read_at(&self, buffer: &mut [u8], _: u64) -> Result<usize> {
+                Ok(buffer.len() - 1)
+            }
+            fn write_at(&self, _: &[u8], _: u64) -> Result<()> {
+                Ok(())
+            }
+            fn sync(&self, _: bool) -> Result<()> {
+                Ok(())
+            }
+        }
+        let (interrupt, progress) = (Interrupt::none(), Progress::hidden());
+        let surroundings = Surroundings { interrupt: &interrupt, progress: &progress };
+        let part: Part<'_, Tally> = Box::new(|stage| read(&Short, Random::seeded(1), 4, 4096, stage));
+        let outcome = drive(&surroundings, Until::Elapsed(Duration::from_millis(50)), vec![part]);
+        assert!(matches!(outcome.map(drop), Err(Trouble::Failed(_))));
     }
 
     #[test]

@@ -20,25 +20,26 @@ const BATCH: u64 = 64;
 const PASS_BYTES: u64 = 1 << 30;
 
 /// The workload.
-pub struct Orphan(pub arguments::Orphan);
+pub struct Orphan {
+    options: arguments::Orphan,
+    /// Of a thread in one pass.
+    operations: u64,
+}
 
 impl Orphan {
-    /// Operations of a thread in one pass.
-    fn pass_operations(&self, seconds: Option<f64>) -> u64 {
-        let fits = PASS_BYTES / (self.0.threads as u64 * self.0.step).max(1);
-        if seconds.is_some() && !self.0.unlink_open { self.0.ops.min(fits.max(1)) } else { self.0.ops }
+    /// With a time there are as many operations in a pass as its files have room for.
+    pub fn new(options: arguments::Orphan, has_time: bool) -> Orphan {
+        let fits = PASS_BYTES / (options.threads as u64 * options.step).max(1);
+        let is_bounded = has_time && !options.unlink_open;
+        let operations = if is_bounded { options.ops.min(fits.max(1)) } else { options.ops };
+        Orphan { options, operations }
     }
 
     /// Makes the files of a pass whole; gives them.
-    fn files(
-        &self,
-        target: &dyn Target,
-        operations: u64,
-        context: &Context<'_>,
-    ) -> Outcome<Vec<Arc<dyn Handle>>> {
-        let bytes = operations * self.0.step;
+    fn files(&self, target: &dyn Target, context: &Context<'_>) -> Outcome<Vec<Arc<dyn Handle>>> {
+        let bytes = self.operations * self.options.step;
         let mut files = Vec::new();
-        for thread in 0..self.0.threads {
+        for thread in 0..self.options.threads {
             context.phase("filling the files")?;
             let file = target.open(&format!("f{thread}"), How::create(bytes))?;
             fill(&*file, bytes, false, context)?;
@@ -56,7 +57,7 @@ impl Orphan {
                     return Ok(done);
                 }
             }
-            file.truncate((operations - done - 1) * self.0.step)?;
+            file.truncate((operations - done - 1) * self.options.step)?;
         }
         Ok(operations)
     }
@@ -84,7 +85,7 @@ impl Work for Orphan {
     }
 
     fn params(&self) -> Map<String, Value> {
-        let options = &self.0;
+        let options = &self.options;
         fields([
             ("threads", json!(options.threads)),
             ("ops", json!(options.ops)),
@@ -94,7 +95,8 @@ impl Work for Orphan {
     }
 
     fn file_bytes(&self) -> u64 {
-        if self.0.unlink_open { 0 } else { self.0.threads as u64 * self.0.ops * self.0.step }
+        let options = &self.options;
+        if options.unlink_open { 0 } else { options.threads as u64 * self.operations * options.step }
     }
 
     fn device_bytes(&self, _seconds: f64) -> u64 {
@@ -107,12 +109,11 @@ impl Work for Orphan {
 
     fn run(&self, target: &dyn Target, context: &Context<'_>) -> Outcome<Sample> {
         let wanted = context.seconds.unwrap_or(0.0);
-        let operations = self.pass_operations(context.seconds);
-        let total = operations * self.0.threads as u64;
+        let operations = self.operations;
+        let total = operations * self.options.threads as u64;
         let mut sample = Sample::default();
         loop {
-            let files =
-                if self.0.unlink_open { Vec::new() } else { self.files(target, operations, context)? };
+            let files = if self.options.unlink_open { Vec::new() } else { self.files(target, context)? };
             let before = target.counters();
             let part = |thread: usize| -> Part<'_, u64> {
                 match files.get(thread) {
@@ -120,7 +121,7 @@ impl Work for Orphan {
                     None => Box::new(move |stage| self.unlink_open(target, thread, operations, stage)),
                 }
             };
-            let parts = (0..self.0.threads).map(part).collect();
+            let parts = (0..self.options.threads).map(part).collect();
             context.phase("making orphans")?;
             let (done, elapsed) = drive(context.surroundings, Until::Done(total), parts)?;
             let force = Instant::now();
@@ -146,5 +147,19 @@ impl Work for Orphan {
         figures.push("operations", sample.sum("operations"));
         figures.push_known("orphan_claims", sample.known("claims"));
         figures
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The image had room for all `--ops`, of which a pass with a time does only what fits into its files.
+    #[test]
+    fn a_time_bounds_the_image() {
+        let options =
+            arguments::Orphan { threads: 2, ops: 1 << 30, step: 4096, orphans: None, unlink_open: false };
+        assert_eq!(Orphan::new(options.clone(), true).file_bytes(), PASS_BYTES);
+        assert_eq!(Orphan::new(options, false).file_bytes(), 8 << 40);
     }
 }

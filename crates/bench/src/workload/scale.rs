@@ -120,8 +120,16 @@ impl Work for Scale {
         sample.add("last_seconds", (all - middle).as_secs_f64());
         context.phase("syncing")?;
         target.sync()?;
+        let raise_resident = |sample: &mut Sample| {
+            if let Some(bytes) = machine::resident_peak_bytes(process) {
+                sample.raise("resident", bytes as f64);
+            }
+        };
+        raise_resident(&mut sample);
         if let Some(took) = target.opening()? {
             sample.raise("opening_seconds", took.as_secs_f64());
+            // Meanwhile this process had two volumes.
+            machine::reset_resident_peak(process);
         }
         let look = |n: u64| match target.size_of(&path(n))? {
             bytes if bytes == FILE_BYTES as u64 => Ok(()),
@@ -142,9 +150,7 @@ impl Work for Scale {
         sample.add("files", self.0.files as f64);
         sample.add("stat_seconds", looked.as_secs_f64());
         sample.add("delete_seconds", (deleted + force.elapsed()).as_secs_f64());
-        if let Some(bytes) = machine::resident_peak_bytes(process) {
-            sample.raise("resident", bytes as f64);
-        }
+        raise_resident(&mut sample);
         Ok(sample)
     }
 

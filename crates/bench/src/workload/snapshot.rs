@@ -9,6 +9,7 @@ use super::{CHUNK, Context, Work, fields, fill, needs_files, overwrite};
 use crate::arguments;
 use crate::drive::{Part, Stage, Timed, Until, drive};
 use crate::engine::Kind;
+use crate::engine::kernel::{FileSystem, is_installed};
 use crate::outcome::Outcome;
 use crate::sample::{Figures, Latency, Sample};
 use crate::size;
@@ -141,6 +142,9 @@ impl Work for Snapshot {
     }
 
     fn refuses(&self, kind: &Kind) -> Option<String> {
+        if *kind == Kind::Kernel(FileSystem::Btrfs) && !is_installed("btrfs") {
+            return Some("the program btrfs, which takes snapshots, is not installed".into());
+        }
         needs_files(kind)
     }
 

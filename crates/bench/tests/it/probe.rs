@@ -56,6 +56,9 @@ fn a_probe_asks_every_question_and_leaves_nothing() {
                 other => panic!("{other}"),
             }
         }
+        // The report says whether the load ran, and not whether somebody asked for it.
+        let has_direct = !json["findings"].as_array().unwrap().iter().any(|f| f["answer"] == "not tried");
+        assert_eq!(json["direct_load"], direct_load && has_direct);
         // Whatever is below temporary files: no directory of Quire's with the property.
         assert_eq!(json["promises"]["untorn"], serde_json::json!({ "directory": null, "file": null }));
         let direct = &json["promises"]["untorn_direct_writes"];

@@ -20,6 +20,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+/// SQL of a row's text: now and then 20,000 bytes, else up to 320.
+pub const PAYLOAD: &str = "(SELECT string_agg(md5((client * 1000003 + number + i)::text), '')
+    FROM generate_series(0, CASE (client + number) % 50 WHEN 0 THEN 624 ELSE number * 7 % 10 END) AS i)";
+
 /// How long an answer may take while the power is on.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -163,11 +167,9 @@ fn transaction(client: usize, number: u64, random: &mut Random) -> String {
     let teller = random.below(SCALE * 10) + 1;
     let branch = random.below(SCALE) + 1;
     let delta = random.below(10_001) as i64 - 5000;
-    let length = if random.one_in(50) { 20_000 } else { random.below(300) };
     format!(
         "BEGIN;
-         INSERT INTO ledger VALUES({client}, {number}, (SELECT string_agg(md5(({client} * 1000003 + {number} + i)::text), '')
-             FROM generate_series(0, {length} / 32) AS i));
+         INSERT INTO ledger SELECT client, number, {PAYLOAD} FROM (VALUES({client}, {number}::bigint)) AS new(client, number);
          UPDATE pgbench_accounts SET abalance = abalance + {delta} WHERE aid = {account};
          UPDATE pgbench_tellers SET tbalance = tbalance + {delta} WHERE tid = {teller};
          UPDATE pgbench_branches SET bbalance = bbalance + {delta} WHERE bid = {branch};
