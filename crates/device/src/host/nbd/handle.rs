@@ -77,7 +77,7 @@ impl Handle {
             // SAFETY: the handle is valid.
             if unsafe { (library.poll)(raw, 100) } == -1 {
                 let error = library.error(connecting());
-                // Where the server has hung up before the first poll, libnbd reads too early, and calls that EINVAL.
+                // Where the server hung up before the first poll, libnbd reads too early, and says EINVAL.
                 let is_broken = error.kind() == ErrorKind::Invalid;
                 return Err(if is_broken { error.with_kind(ErrorKind::Io) } else { error });
             }
