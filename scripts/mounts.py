@@ -1,7 +1,17 @@
-"""What scripts share that work on a mount: a server that can be killed, and PostgreSQL in a directory."""
+"""What scripts share that work on a mount: a server that can be killed, and PostgreSQL in a directory. A script that imports this
+ends at SIGTERM as it does at Ctrl-C, through its `finally` blocks."""
 import glob, os, shutil, signal, subprocess, sys, tempfile, time
 
-root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+root = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
+
+
+def install(packages):
+    """Installs those of Debian's packages whose program or file is missing. `packages` has a package for each of these."""
+    missing = sorted({package for need, package in packages.items() if not shutil.which(need) and not os.path.exists(need)})
+    for words in (["update"], ["install", "-y", "--no-install-recommends", *missing]) if missing else ():
+        subprocess.run(["apt-get", "-qq", *words], check=True, stdout=subprocess.DEVNULL,
+                       env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"})
 
 
 def program():
@@ -28,29 +38,29 @@ def is_mounted(path):
 
 class Place:
     """A directory of its own with what works in it: programs, mounts, databases. Leaves nothing behind, also after a failure,
-    Ctrl-C and SIGTERM. A program that failed is shown with the ends of the logs (files `*log`)."""
+    Ctrl-C and SIGTERM. A program that failed is shown with the ends of the logs (files `*log`, and those of databases)."""
 
     def __init__(self, name):
         self.name, self.children, self.mounts, self.databases = name, [], [], []
 
     def __enter__(self):
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
         self.quire = program()
         self.folder = tempfile.mkdtemp(prefix=f"quire-{self.name}-", dir=os.environ.get("TMPDIR", "/tmp"))
-        # The user postgres must get through, and make the socket of its server.
-        os.chmod(self.folder, 0o777)
+        # The user postgres must get through.
+        os.chmod(self.folder, 0o755)
         self.log = open(f"{self.folder}/log", "a")
         return self
 
     def __exit__(self, kind, error, _):
-        said = [open(file, errors="replace").read()[-2000:] for file in glob.glob(f"{self.folder}/*log")]
+        logs = glob.glob(f"{self.folder}/*log") + glob.glob(f"{self.folder}/server-*/log")
+        said = [open(file, errors="replace").read()[-2000:] for file in logs]
         for database in self.databases:
             database.end()
         for child in self.children:
             if child.poll() is None:
                 child.terminate()
         for mount in self.mounts:
-            while is_mounted(mount) and subprocess.run(["umount", "--lazy", mount]).returncode == 0:
+            while is_mounted(mount) and subprocess.run(["umount", "--lazy", mount], stderr=self.log).returncode == 0:
                 pass
         for child in self.children:
             try:
@@ -100,16 +110,20 @@ class Place:
 
 
 class Database:
-    """PostgreSQL's server on a data directory, over a socket in the place's directory. Every server has a port of its own."""
+    """PostgreSQL's server on a data directory, over a socket in a directory beside it. Every server has a port of its own."""
 
     next_port = 5432
 
     def __init__(self, place, programs, data, *settings):
         self.place, self.programs, self.data = place, programs, data
         self.port, Database.next_port = Database.next_port, Database.next_port + 1
-        settings = ["listen_addresses=''", f"unix_socket_directories={place.folder}", f"port={self.port}", *settings]
+        # The user's own, for the socket and the log.
+        self.folder = f"{place.folder}/server-{self.port}"
+        os.mkdir(self.folder)
+        shutil.chown(self.folder, "postgres", "postgres")
+        settings = ["listen_addresses=''", f"unix_socket_directories={self.folder}", f"port={self.port}", *settings]
         self.options = " ".join(f"-c {setting}" for setting in settings)
-        self.address = ["-h", place.folder, "-p", str(self.port)]
+        self.address = ["-h", self.folder, "-p", str(self.port)]
         place.databases.append(self)
 
     def command(self, name, *arguments):
@@ -125,8 +139,7 @@ class Database:
         self.run("initdb", "-D", self.data, "--locale=C", "--auth=trust", "--data-checksums", *arguments)
 
     def control(self, *arguments):
-        log = f"{self.place.folder}/postgres-{self.port}.log"
-        self.run("pg_ctl", "-D", self.data, "-l", log, "-w", "-t", "120", "-o", self.options, *arguments)
+        self.run("pg_ctl", "-D", self.data, "-l", f"{self.folder}/log", "-w", "-t", "120", "-o", self.options, *arguments)
 
     def ask(self, query, database="postgres"):
         said = self.run("psql", *self.address, "-AtX", "-c", query, database, stdout=subprocess.PIPE, text=True)

@@ -1,5 +1,19 @@
 # For scripts that mount.
 
+# Ends the process groups of jobs (of `set -m`), and returns when their processes have ended: after SIGTERM, or ten seconds later after
+# SIGKILL.
+end_groups() {
+    local group
+    for group; do kill -- "-$group" 2>/dev/null || true; done
+    for group; do
+        for _ in {1..100}; do
+            kill -0 -- "-$group" 2>/dev/null || continue 2
+            sleep 0.1
+        done
+        kill -KILL -- "-$group" 2>/dev/null || true
+    done
+}
+
 # Whether something is mounted there, also if its server is dead: mountpoint(1) does not see such a mount.
 is_mounted() { findmnt --mountpoint "$1" >/dev/null; }
 

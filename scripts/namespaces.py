@@ -5,12 +5,12 @@ the kernel ends all its processes and mounts. Daemons find only loopback, and ev
 theirs. Neighbours: scripts/gluster, scripts/ceph, scripts/cold."""
 import os, shutil, signal, subprocess, sys, tempfile, time
 
-root = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from mounts import install, program, root
 
 
 def enter(name, packages, private=(), prepare=lambda: None):
-    """Returns a directory and the program quire, in the name spaces. `packages` has Debian's package for each program, and
-    `private` the directories of the system that are empty ones inside; `prepare` runs outside, where the network is."""
+    """Returns a directory and the program quire, in the name spaces. `packages` is what `install` takes, and
+    `private` has the directories of the system that are empty ones inside; `prepare` runs outside, where the network is."""
     if "IN_NAMESPACES" not in os.environ:
         _outside(name, packages, prepare)
     if os.getpid() == 1 and (script := os.fork()):
@@ -29,15 +29,9 @@ def enter(name, packages, private=(), prepare=lambda: None):
 def _outside(name, packages, prepare):
     if os.geteuid() != 0:
         sys.exit(f"scripts/{name} needs root")
-    if missing := sorted({package for program, package in packages.items()
-                          if not shutil.which(program) and not os.path.exists(program)}):
-        subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], check=True,
-                       stdout=subprocess.DEVNULL)
-    quire = os.path.abspath(os.environ.get("QUIRE") or os.path.join(root, "target/release/quire"))
-    if not os.path.exists(quire):
-        subprocess.run(["cargo", "build", "--release", "--locked", "-p", "quire-cli"], check=True, cwd=root)
+    install(packages)
+    quire = program()
     prepare()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     folder = tempfile.mkdtemp(prefix=f"quire-{name}-")
     child = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--net", "--ipc",
                               sys.executable, *sys.argv],

@@ -72,7 +72,7 @@ static unsigned int users;
 // What a job has.
 struct job {
     quire_queue *queue; // NULL with iodepth 1
-    struct quire_completion *ended;
+    struct quire_completion ended[]; // iodepth many
 };
 
 static int failed(struct thread_data *td, int64_t result, const char *doing)
@@ -193,20 +193,17 @@ static int engine_setup(struct thread_data *td)
 static int engine_init(struct thread_data *td)
 {
     struct options *o = td->eo;
-    struct job *job = calloc(1, sizeof *job);
+    struct job *job = calloc(1, sizeof *job + td->o.iodepth * sizeof *job->ended);
     int result = 0;
 
     if (!job)
-        return 1;
-    if (td->o.iodepth > 1) {
-        job->ended = calloc(td->o.iodepth, sizeof *job->ended);
-        result = job->ended ? quire_queue_new(o->workers, &job->queue) : -ENOMEM;
-    }
-    if (result < 0) {
-        free(job->ended);
+        td_verror(td, ENOMEM, "making a queue");
+    else if (td->o.iodepth > 1 && (result = quire_queue_new(o->workers, &job->queue)) < 0)
+        failed(td, result, "making a queue");
+    if (!job || result < 0) {
         free(job);
         close_volume();
-        return failed(td, result, "making a queue");
+        return 1;
     }
     td->io_ops_data = job;
     return 0;
@@ -218,7 +215,6 @@ static void engine_cleanup(struct thread_data *td)
 
     if (job) {
         quire_queue_free(job->queue);
-        free(job->ended);
         free(job);
         td->io_ops_data = NULL;
         close_volume();

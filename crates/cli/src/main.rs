@@ -32,8 +32,9 @@ mod task;
 mod values;
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 
 use clap::Parser;
 use clap::error::ErrorKind as ParseError;
@@ -163,5 +164,11 @@ fn umount_as_helper(name: &str, rest: Vec<OsString>) -> Outcome {
     let [dir] = call.operands.as_slice() else {
         return Err(Failure::usage(format!("usage: {name} DIR [-flnrv]")));
     };
+    if call.force {
+        // Nothing is asked of the server. umount(8) has the kernel cut it off.
+        let mut umount = process::Command::new("umount");
+        umount.args(["--internal-only", "--force"]).args(call.lazy.then_some("--lazy")).arg("--").arg(dir);
+        return Err(Failure::system("running umount", &umount.exec()));
+    }
     commands::umount::run(&Umount { lazy: call.lazy, dir: dir.into() })
 }

@@ -13,6 +13,8 @@ pub struct HelperCall {
     pub options: Vec<String>,
     /// `-f` to a mount: check everything, mount nothing.
     pub fake: bool,
+    /// `-f` to an unmount: cut a server off that hangs.
+    pub force: bool,
     /// `-s` to a mount: ignore unknown options instead of failing.
     pub sloppy: bool,
     /// `-v`.
@@ -40,7 +42,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<HelperCall
         while let Some(&letter) = letters.next() {
             match letter {
                 b's' => call.sloppy = true,
-                b'f' => call.fake = true,
+                b'f' => (call.fake, call.force) = (true, true),
                 b'v' => call.verbose = true,
                 b'l' => call.lazy = true,
                 // No mount table of our own is kept; a failed unmount is not turned into a read-only mount.

@@ -206,6 +206,13 @@ fn by_the_names_of_the_mount_helpers() {
         expect(&call(name, &words), 32, &["already mounted"]);
         expect(&call("umount.quire", &[dir.as_os_str()]), 0, &[]);
     }
+    // umount(8) with -f passes it on, and it cuts the server off.
+    expect(&place.mount(""), 0, &[]);
+    let open = std::fs::File::create(dir.join("file")).unwrap();
+    expect(&call("umount.fuse.quire", &[dir.as_os_str(), "-f".as_ref()]), 32, &["busy"]);
+    open.metadata().unwrap_err();
+    drop(open);
+    expect(&call("umount.fuseblk.quire", &[dir.as_os_str()]), 0, &[]);
     let wrong = [image.as_os_str(), dir.as_os_str(), "-o".as_ref(), "bogus".as_ref()];
     expect(&call("mount.quire", &wrong), 1, &["'bogus'"]);
     let fake =

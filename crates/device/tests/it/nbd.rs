@@ -347,6 +347,29 @@ fn a_server_that_does_not_answer_is_given_up() {
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
+/// A server of one connection hangs up while its last one ends. Where it did so at once, libnbd called that a
+/// wrong call of its own (EINVAL), and the volume was not opened, though the next connection was admitted.
+#[test]
+fn a_server_that_hangs_up_at_first_is_asked_again() {
+    let directory = directory();
+    let Some(server) = Nbdkit::start(directory.path(), &["memory", "64M"]) else { return };
+    for turn in 0..5 {
+        let (front, link) = (directory.path().join(format!("front{turn}")), directory.path().join("link"));
+        let listener = std::os::unix::net::UnixListener::bind(&front).unwrap();
+        std::os::unix::fs::symlink(&server.socket, &link).unwrap();
+        let address = PathBuf::from(format!("nbd+unix:///?socket={}", front.display()));
+        let busy = std::thread::spawn(move || {
+            for _ in 0..5 {
+                drop(listener.accept().unwrap());
+            }
+            std::fs::rename(link, front).unwrap();
+        });
+        let opened = open_image(&address, OpenMode::ReadWrite);
+        assert_eq!(opened.map(|backend| backend.blocks()).unwrap(), 64 << 20 >> 12);
+        busy.join().unwrap();
+    }
+}
+
 #[test]
 fn a_server_killed_in_the_middle_comes_back_and_nothing_is_lost() {
     let directory = directory();

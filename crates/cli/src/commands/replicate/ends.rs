@@ -41,6 +41,9 @@ impl Snapshot {
 impl End {
     /// A volume on this machine.
     pub fn here(volume: &str) -> Outcome<End> {
+        if volume.is_empty() {
+            return Err(Failure::usage("a replication needs two volumes, and one of the names is empty"));
+        }
         let program =
             std::env::current_exe().map_err(|error| Failure::system("finding this program", &error))?;
         let program =
@@ -232,6 +235,8 @@ mod tests {
             assert_eq!(name(here), Ok((false, here.into())));
         }
         assert!(name("-oProxyCommand=x:a").is_err());
+        // A unit of systemd whose configuration lacks the target passes an empty word.
+        assert!(name("").is_err());
     }
 
     #[test]

@@ -76,7 +76,10 @@ impl Handle {
             }
             // SAFETY: the handle is valid.
             if unsafe { (library.poll)(raw, 100) } == -1 {
-                return Err(library.error(connecting()));
+                let error = library.error(connecting());
+                // Where the server hung up before the first poll, libnbd reads too early, and says EINVAL.
+                let is_broken = error.kind() == ErrorKind::Invalid;
+                return Err(if is_broken { error.with_kind(ErrorKind::Io) } else { error });
             }
             if handle.is_over() {
                 let text = format!("{}: the server closed the connection", connecting());
