@@ -188,6 +188,9 @@ pub enum Mistake {
     /// Shows when an inode without a name goes then: its blocks are free, though the snapshot's maps have
     /// them.
     FreedBeforeSnapshotKey,
+    /// Blocks are free again while their discard is under way (J2). Shows when one is given out and written
+    /// then: the device has a write and a discard of it in flight.
+    GivenOutDuringDiscard,
     /// Nobody waits for a batch of homes that may have forgotten blocks. Shows when such a block gets another
     /// owner, and the home is the later write.
     BatchNotAwaited,
@@ -373,7 +376,7 @@ impl Mistake {
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test of its case, which goes through
     /// all crashes where it takes a crash to show.
-    pub const CASES: [Mistake; 18] = [
+    pub const CASES: [Mistake; 19] = [
         Mistake::SnapshotKeyBeforeHomes,
         Mistake::ChunkGivenUpEarly,
         Mistake::PoolShrinksUnderSnapshots,
@@ -392,6 +395,7 @@ impl Mistake {
         Mistake::OldSpaceKept,
         Mistake::FreedBeforeSnapshotKey,
         Mistake::BatchNotAwaited,
+        Mistake::GivenOutDuringDiscard,
     ];
 
     /// The mistakes of progress, of the end of a volume, of broken connections and of leases, each of which
@@ -416,6 +420,7 @@ impl Mistake {
             Mistake::FreedBlocksReusedAtOnce => "freed-blocks-reused-at-once",
             Mistake::FreedBlocksDiscardedAtOnce => "freed-blocks-discarded-at-once",
             Mistake::UsedBlocksDiscarded => "used-blocks-discarded",
+            Mistake::GivenOutDuringDiscard => "given-out-during-discard",
             Mistake::UnreadableBlockEndsJournal => "unreadable-block-ends-journal",
             Mistake::HealedNodeUnreached => "healed-node-unreached",
             Mistake::SuperblockBeforeNodes => "superblock-before-nodes",

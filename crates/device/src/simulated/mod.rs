@@ -262,6 +262,9 @@ impl Backend for SimulatedBackend {
         let mut state = self.state.lock();
         let contents = (0..count).map(|_| state.discarded.clone()).collect();
         let (id, outcome) = state.begin_write(None, at, contents)?;
+        if state.hold == Hold::Everything {
+            return self.wait_for_release(state, id, outcome, false);
+        }
         state.end_write(id, &outcome);
         outcome
     }

@@ -173,6 +173,32 @@ fn a_killed_process_leaves_its_drive_with_a_cache() {
     device.release_all(&mut Random::seeded(0));
 }
 
+/// A discard ended at once even where every other operation was held: nothing could be seen to go to a block
+/// during its discard.
+#[test]
+fn a_discard_is_held_like_a_write() {
+    let device = Arc::new(SimulatedBackend::new(16));
+    let (sender, _receiver) = mpsc::channel();
+    write(&device, 3, 1);
+    device.set_hold(Hold::Everything);
+    let discarder = {
+        let device = device.clone();
+        std::thread::spawn(move || device.discard(BlockNo(2), 4))
+    };
+    let start = std::time::Instant::now();
+    while device.held() == 0 && start.elapsed() < std::time::Duration::from_secs(30) {
+        std::thread::yield_now();
+    }
+    assert_eq!((device.held(), byte(&device.visible(), 3)), (1, 1));
+    submit(&device, 5, 2, &sender);
+    submit(&device, 6, 2, &sender);
+    device.release_all(&mut Random::seeded(0));
+    discarder.join().unwrap().unwrap();
+    assert_eq!(byte(&device.visible(), 3), 0);
+    let violations = device.violations();
+    assert!(violations.len() == 1 && violations[0].contains("write of 1 blocks at 5"), "{violations:?}");
+}
+
 #[test]
 fn what_a_failed_flush_covered_is_never_safe() {
     let device = SimulatedBackend::new(8);
