@@ -75,6 +75,10 @@ pub enum Mistake {
     /// Recovery does not flush: neither what it read nor what it writes is durable when it returns. Shows
     /// when the power goes before the next flush: both superblocks may name nodes that are lost.
     RecoveryAppendsUnflushed,
+    /// Recovery does not flush before it writes: what a killed process left in the drive's cache does not
+    /// count as durable, and recovery builds on it. Shows when the power goes before recovery's next flush,
+    /// with the home of recorded content kept and its record lost: a unit or a group is there in part.
+    RecoveryReadsUnflushed,
     /// A journal write is counted durable although one before it is not. Shows when several threads force, a
     /// later write lands before an earlier one that is held, and the power goes then.
     JournalWriteBeforeItsPredecessor,
@@ -319,7 +323,7 @@ impl Mistake {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Mistake; 52] = [
+    pub const ALL: [Mistake; 53] = [
         Mistake::NoFlushBeforeJournalWrite,
         Mistake::RecordNamesNoData,
         Mistake::FlushJoinedLate,
@@ -336,6 +340,7 @@ impl Mistake {
         Mistake::CheckpointNodesInDataSpace,
         Mistake::DeadRecordsAccepted,
         Mistake::RecoveryAppendsUnflushed,
+        Mistake::RecoveryReadsUnflushed,
         Mistake::JournalWriteBeforeItsPredecessor,
         Mistake::ForceJoinedLate,
         Mistake::TornJournalTailAccepted,
@@ -431,6 +436,7 @@ impl Mistake {
             Mistake::CheckpointNodesInDataSpace => "checkpoint-nodes-in-data-space",
             Mistake::DeadRecordsAccepted => "dead-records-accepted",
             Mistake::RecoveryAppendsUnflushed => "recovery-appends-unflushed",
+            Mistake::RecoveryReadsUnflushed => "recovery-reads-unflushed",
             Mistake::JournalWriteBeforeItsPredecessor => "journal-write-before-its-predecessor",
             Mistake::ForceJoinedLate => "force-joined-late",
             Mistake::TornJournalTailAccepted => "torn-journal-tail-accepted",
