@@ -311,7 +311,8 @@ impl Level<'_> {
     }
 
     /// Kills the process at some moment, and recovers the volume on the device that lives on, with what no
-    /// flush had made safe in its cache. Cuts the power meanwhile and afterwards, and judges what that leaves.
+    /// flush had made safe in its cache. Cuts the power meanwhile and afterwards, and judges what that
+    /// leaves.
     fn after_kill(
         &mut self,
         worked: &Worked,

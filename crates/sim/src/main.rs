@@ -181,9 +181,9 @@ mod tests {
     use sim::generate::Profile;
     use std::collections::BTreeSet;
 
-    /// The seed's lowest bit decided on the number of threads, on the copies of metadata and on what discarded
-    /// blocks hold: a soak never had one thread or three on a volume with two copies, nor two copies without
-    /// foreign discards.
+    /// The seed's lowest bit decided on the number of threads, on the copies of metadata and on what
+    /// discarded blocks hold: a soak never had one thread or three on a volume with two copies, nor two
+    /// copies without foreign discards.
     #[test]
     fn consecutive_seeds_have_every_combination() {
         let arguments = Arguments::parse_from(["sim"]);

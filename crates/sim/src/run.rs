@@ -60,8 +60,8 @@ fn used_device(blocks: u64) -> SimulatedBackend {
     SimulatedBackend::from_image(image)
 }
 
-/// In how many places a seed's volume keeps its metadata. [`Profile::of`] and the number of threads go by other
-/// bits of the seed.
+/// In how many places a seed's volume keeps its metadata. [`Profile::of`] and the number of threads go by
+/// other bits of the seed.
 pub fn metadata_copies(seed: u64) -> u32 {
     1 + (seed % 2) as u32
 }

@@ -91,9 +91,9 @@ impl SimulatedBackend {
         Some(medium.crash(policy))
     }
 
-    /// The device that the next process finds when this one is killed after the first `events` events; None if
-    /// they are not recorded. It shows the image that [`CrashPolicy::Killed`] of the same seed gives. What no
-    /// flush had made safe is in its cache, and a power cut may still lose it.
+    /// The device that the next process finds when this one is killed after the first `events` events; None
+    /// if they are not recorded. It shows the image that [`CrashPolicy::Killed`] of the same seed gives. What
+    /// no flush had made safe is in its cache, and a power cut may still lose it.
     pub fn killed_at(&self, events: usize, seed: u64) -> Option<SimulatedBackend> {
         let medium = self.state.lock().history.medium_after(events)?;
         Some(SimulatedBackend::from_medium(medium.killed(seed)))
