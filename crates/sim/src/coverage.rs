@@ -94,6 +94,8 @@ counters! {
     rolled_back = "rollbacks",
     /// Images of a crash in a rollback.
     in_rollback = "crash in a rollback",
+    /// Power cuts in or after the recovery of a killed volume whose drive had not been flushed.
+    after_kill = "power cuts behind a kill",
     /// Writes were in flight or not flushed.
     unsafe_writes = "unsafe writes at the crash",
 }
@@ -298,6 +300,13 @@ impl Moments {
         let writes: Vec<_> = self.journal_writes.iter().filter(ended).copied().collect();
         let (from, to) = one_of(&writes, random)?;
         Some((from + 1 + random.below((to + 1 - from) as u64) as usize).min(self.events))
+    }
+
+    /// The moment when a journal write has just ended, and is not flushed.
+    pub fn behind_journal_write(&self, random: &mut Random) -> Option<usize> {
+        let ended = |(_, to): &&(usize, usize)| *to != usize::MAX;
+        let writes: Vec<_> = self.journal_writes.iter().filter(ended).copied().collect();
+        one_of(&writes, random).map(|(_, to)| (to + 1).min(self.events))
     }
 
     /// The moment when a force returns.

@@ -123,7 +123,7 @@ impl Profile {
             },
             file_bytes,
             discard: random.one_in(2),
-            discarded: (seed % 2 == 1).then_some(crate::run::FOREIGN),
+            discarded: (seed / 8 % 2 == 1).then_some(crate::run::FOREIGN),
             faults: random.one_in(8),
             group_record_bytes: match random.below(4) {
                 0 => Some(0),

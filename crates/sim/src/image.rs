@@ -481,6 +481,18 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<State, Strin
     Ok(state)
 }
 
+/// Opens and so recovers a volume for good, until its orphans are freed and all is durable; then its device's
+/// power goes. Gives the events until it was open, and until then.
+pub fn recover_on(device: &Arc<SimulatedBackend>) -> quire::Result<(usize, usize)> {
+    let volume = options().open_backend(device.clone())?;
+    let opened = device.event_count();
+    volume.drain_orphans();
+    volume.sync()?;
+    let ended = device.event_count();
+    device.cut_power(quire_device::simulated::CrashPolicy::LoseAll);
+    Ok((opened, ended))
+}
+
 /// Ends deletions that the crash has cut off: nothing else changes, and their space is free.
 fn without_deleted(
     volume: &Volume,

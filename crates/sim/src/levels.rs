@@ -5,6 +5,11 @@
 //! Each is recovered and judged. One of them, recovered, is the start of the next level: what recovery gave
 //! is durable from then on, and the base of that level's oracle.
 //!
+//! A killed process leaves its drive's cache alone. So one kill of each level is recovered on the device that
+//! lives on, and the power goes meanwhile or afterwards. Until that recovery's first flush has
+//! ended, a cut leaves what a cut at the moment of the kill may leave; from then on, what was recovered. (The
+//! next level may begin with all of an image safe: after that flush there is no difference.)
+//!
 //! Neighbours: [`crate::run`] works, [`crate::image`] recovers, [`crate::oracle`] judges, [`crate::shrink`]
 //! makes a failing run small.
 
@@ -85,6 +90,9 @@ impl fmt::Display for Violation {
 
 /// Crash images of one rollback.
 const IMAGES_OF_ROLLBACK: usize = 4;
+
+/// Power cuts that are examined in the recovery behind a kill.
+const IMAGES_AFTER_KILL: usize = 4;
 
 /// Device events that a violation shows.
 const DEVICE_EVENTS_SHOWN: usize = 60;
@@ -281,7 +289,7 @@ impl Level<'_> {
                 .and_then(|found| self.judge(&oracle, event < worked.opened, event, &found).map(|()| found));
             let found = judged.map_err(|what| {
                 let mut violation = self.violation(what, Some(&worked));
-                violation.history.extend(device_history(&worked, event));
+                violation.history.extend(device_history(&worked.device, event));
                 Violation { crash: Some((event, policy)), ..violation }
             })?;
             self.outcome.coverage.orphans += u64::from(found.waiting.orphans > 0);
@@ -297,8 +305,67 @@ impl Level<'_> {
                 return Ok(None);
             }
         }
+        self.after_kill(&worked, &moments, &oracle)?;
         self.outcome.coverage.undecided_units += oracle.undecided_units();
         Ok(next)
+    }
+
+    /// Kills the process at some moment, and recovers the volume on the device that lives on, with what no
+    /// flush had made safe in its cache. Cuts the power meanwhile and afterwards, and judges what that
+    /// leaves.
+    fn after_kill(
+        &mut self,
+        worked: &Worked,
+        moments: &Moments,
+        oracle: &Oracle<'_>,
+    ) -> Result<(), Violation> {
+        let random = &mut Random::seeded(self.settings.seed ^ 0x1f7e_2c11 ^ (self.level as u64) << 32);
+        let event = match random.below(6) {
+            0 => None,
+            1 => Some(random.below(worked.opened as u64 + 1) as usize),
+            _ => moments.behind_journal_write(random),
+        };
+        let event = event.unwrap_or_else(|| random.below(worked.ended as u64 + 1) as usize);
+        let seed = random.next_u64();
+        let killed = |what: String, history: Vec<String>| {
+            let mut violation = self.violation(what, Some(worked));
+            violation.history.extend(device_history(&worked.device, event));
+            violation.history.extend(history);
+            Violation { crash: Some((event, CrashPolicy::Killed { seed })), ..violation }
+        };
+        let device = Arc::new(worked.device.killed_at(event, seed).expect("an event of the level"));
+        if device.unsafe_writes() == 0 {
+            return Ok(());
+        }
+        let is_opening = event < worked.opened;
+        let thoroughness = Thoroughness { either_slot: random.one_in(2), ..Thoroughness::default() };
+        let found = image::recover(&device.visible(), thoroughness)
+            .and_then(|found| self.judge(oracle, is_opening, event, &found).map(|()| found))
+            .map_err(|what| killed(what, Vec::new()))?;
+        let (opened, ended) = image::recover_on(&device)
+            .map_err(|error| killed(format!("on the device that lives on: {error}"), Vec::new()))?;
+        let is_flush = |event: &Event| matches!(event, Event::FlushCompleted { .. });
+        let flushed = device.events(0..ended).iter().position(is_flush).map_or(ended, |at| at + 1);
+        for number in 0..IMAGES_AFTER_KILL {
+            let power = CrashPolicy::Power { seed: random.next_u64() };
+            let (cut, policy) = match number {
+                0 => (opened, CrashPolicy::LoseAll),
+                1 => (random.below(ended as u64 + 1) as usize, power),
+                _ => (random.below(flushed as u64 + 1) as usize, power),
+            };
+            let image = device.crash_at(cut, policy).expect("an event of the recovery");
+            let thoroughness = Thoroughness { fsck_before: random.one_in(2), ..thoroughness };
+            let judged = image::recover(&image, thoroughness).and_then(|left| match cut < flushed {
+                true => self.judge(oracle, is_opening, event, &left),
+                false => unchanged_by_recovery(&found, &left),
+            });
+            judged.map_err(|what| {
+                let what = format!("then {policy:?} after event {cut} of its recovery: {what}");
+                killed(what, device_history(&device, cut))
+            })?;
+        }
+        self.outcome.coverage.after_kill += IMAGES_AFTER_KILL as u64;
+        Ok(())
     }
 
     fn count_snapshots(&mut self, worked: &Worked) {
@@ -428,23 +495,28 @@ impl Level<'_> {
     /// While the volume is opened, nothing is lost or gained; afterwards the oracle decides. Until the
     /// opening has written both slots anew, one alone may lead to what it led to before.
     fn judge(&self, oracle: &Oracle<'_>, opening: bool, event: usize, found: &State) -> Result<(), String> {
-        if !opening {
-            return found.each().try_for_each(|found| oracle.judge(event, found));
+        match opening {
+            true => unchanged_by_recovery(self.base, found),
+            false => found.each().try_for_each(|found| oracle.judge(event, found)),
         }
-        let changed = self.base.difference(found).or_else(|| {
-            let by_slot = |found: &&State| self.base.each().all(|base| base.difference(found).is_some());
-            found.by_slot.iter().find(by_slot).and_then(|found| self.base.difference(found))
-        });
-        if let Some(difference) = changed {
-            return Err(format!("recovery that was cut off changes the volume: {difference}"));
-        }
-        let deletes_more =
-            |found: &&State| found.deleting.keys().any(|number| !self.base.deleting.contains_key(number));
-        let deletes = found.each().find(deletes_more);
-        deletes.map_or(Ok(()), |found| {
-            Err(format!("recovery that was cut off deletes snapshots {:?}", found.deleting))
-        })
     }
+}
+
+/// A recovery of `base` that was cut off, or had ended, has left it as it was.
+fn unchanged_by_recovery(base: &State, found: &State) -> Result<(), String> {
+    let changed = base.difference(found).or_else(|| {
+        let by_slot = |found: &&State| base.each().all(|base| base.difference(found).is_some());
+        found.by_slot.iter().find(by_slot).and_then(|found| base.difference(found))
+    });
+    if let Some(difference) = changed {
+        return Err(format!("recovery that was cut off changes the volume: {difference}"));
+    }
+    let deletes_more =
+        |found: &&State| found.deleting.keys().any(|number| !base.deleting.contains_key(number));
+    let deletes = found.each().find(deletes_more);
+    deletes.map_or(Ok(()), |found| {
+        Err(format!("recovery that was cut off deletes snapshots {:?}", found.deleting))
+    })
 }
 
 fn crash_policy(random: &mut Random) -> CrashPolicy {
@@ -478,7 +550,7 @@ fn history(worked: &Worked) -> Vec<String> {
 }
 
 /// The device's last events before a crash, for people.
-fn device_history(worked: &Worked, event: usize) -> Vec<String> {
+fn device_history(device: &SimulatedBackend, event: usize) -> Vec<String> {
     let first = event.saturating_sub(DEVICE_EVENTS_SHOWN);
     let line = |(index, event): (usize, Event)| {
         let what = match event {
@@ -497,7 +569,7 @@ fn device_history(worked: &Worked, event: usize) -> Vec<String> {
         };
         format!("event {}: {what}", first + index)
     };
-    worked.device.events(first..event).into_iter().enumerate().map(line).collect()
+    device.events(first..event).into_iter().enumerate().map(line).collect()
 }
 
 fn history_hash(worked: &Worked) -> u64 {

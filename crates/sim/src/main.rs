@@ -111,7 +111,8 @@ impl Arguments {
         Settings {
             seed,
             operations: self.ops,
-            threads: if self.threads == 0 { 1 + (seed % 4) as usize } else { self.threads },
+            // Not by the bits that decide on the metadata's copies and on what discarded blocks hold.
+            threads: if self.threads == 0 { 1 + (seed / 2 % 4) as usize } else { self.threads },
             images: self.images,
             levels: self.levels,
             style: self.style.map(StyleName::style),
@@ -177,6 +178,21 @@ fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sim::generate::Profile;
+    use std::collections::BTreeSet;
+
+    /// The seed's lowest bit decided on the number of threads, on the copies of metadata and on what
+    /// discarded blocks hold: a soak never had one thread or three on a volume with two copies, nor two
+    /// copies without foreign discards.
+    #[test]
+    fn consecutive_seeds_have_every_combination() {
+        let arguments = Arguments::parse_from(["sim"]);
+        let of = |seed| {
+            let is_foreign = Profile::of(seed, None).discarded.is_some();
+            (arguments.settings(seed).threads, sim::run::metadata_copies(seed), is_foreign)
+        };
+        assert_eq!((0..16).map(of).collect::<BTreeSet<_>>().len(), 4 * 2 * 2);
+    }
 
     /// The run panicked, where it drew the image that the next level begins with.
     #[test]

@@ -60,13 +60,19 @@ fn used_device(blocks: u64) -> SimulatedBackend {
     SimulatedBackend::from_image(image)
 }
 
+/// In how many places a seed's volume keeps its metadata. [`Profile::of`] and the number of threads go by
+/// other bits of the seed.
+pub fn metadata_copies(seed: u64) -> u32 {
+    1 + (seed % 2) as u32
+}
+
 /// A fresh volume of a profile.
 pub fn format(profile: &Profile, seed: u64) -> Result<Image, String> {
     let device = Arc::new(used_device(profile.blocks));
     let options = FormatOptions::new()
         .seed(seed)
         .journal_bytes(1 << 20)
-        .metadata_copies(1 + (seed % 2) as u32)
+        .metadata_copies(metadata_copies(seed))
         .force(true)
         .clock(Clock::simulated(Timestamp(1_000_000_000)));
     options.format_backend(device.clone()).map_err(|error| format!("mkfs: {error}"))?;

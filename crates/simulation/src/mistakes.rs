@@ -75,6 +75,10 @@ pub enum Mistake {
     /// Recovery does not flush: neither what it read nor what it writes is durable when it returns. Shows
     /// when the power goes before the next flush: both superblocks may name nodes that are lost.
     RecoveryAppendsUnflushed,
+    /// Recovery does not flush before it writes: what a killed process left in the drive's cache does not
+    /// count as durable, and recovery builds on it. Shows when the power goes before recovery's next flush,
+    /// with the home of recorded content kept and its record lost: a unit or a group is there in part.
+    RecoveryReadsUnflushed,
     /// A journal write is counted durable although one before it is not. Shows when several threads force, a
     /// later write lands before an earlier one that is held, and the power goes then.
     JournalWriteBeforeItsPredecessor,
@@ -188,6 +192,9 @@ pub enum Mistake {
     /// Shows when an inode without a name goes then: its blocks are free, though the snapshot's maps have
     /// them.
     FreedBeforeSnapshotKey,
+    /// Blocks are free again while their discard is under way (J2). Shows when one is given out and written
+    /// then: the device has a write and a discard of it in flight.
+    GivenOutDuringDiscard,
     /// Nobody waits for a batch of homes that may have forgotten blocks. Shows when such a block gets another
     /// owner, and the home is the later write.
     BatchNotAwaited,
@@ -316,7 +323,7 @@ impl Mistake {
     ];
 
     /// The mistakes of durability, which the simulator finds.
-    pub const ALL: [Mistake; 52] = [
+    pub const ALL: [Mistake; 53] = [
         Mistake::NoFlushBeforeJournalWrite,
         Mistake::RecordNamesNoData,
         Mistake::FlushJoinedLate,
@@ -333,6 +340,7 @@ impl Mistake {
         Mistake::CheckpointNodesInDataSpace,
         Mistake::DeadRecordsAccepted,
         Mistake::RecoveryAppendsUnflushed,
+        Mistake::RecoveryReadsUnflushed,
         Mistake::JournalWriteBeforeItsPredecessor,
         Mistake::ForceJoinedLate,
         Mistake::TornJournalTailAccepted,
@@ -373,7 +381,7 @@ impl Mistake {
 
     /// Mistakes of durability that ordinary runs seldom show: each has a test of its case, which goes through
     /// all crashes where it takes a crash to show.
-    pub const CASES: [Mistake; 18] = [
+    pub const CASES: [Mistake; 19] = [
         Mistake::SnapshotKeyBeforeHomes,
         Mistake::ChunkGivenUpEarly,
         Mistake::PoolShrinksUnderSnapshots,
@@ -392,6 +400,7 @@ impl Mistake {
         Mistake::OldSpaceKept,
         Mistake::FreedBeforeSnapshotKey,
         Mistake::BatchNotAwaited,
+        Mistake::GivenOutDuringDiscard,
     ];
 
     /// The mistakes of progress, of the end of a volume, of broken connections and of leases, each of which
@@ -416,6 +425,7 @@ impl Mistake {
             Mistake::FreedBlocksReusedAtOnce => "freed-blocks-reused-at-once",
             Mistake::FreedBlocksDiscardedAtOnce => "freed-blocks-discarded-at-once",
             Mistake::UsedBlocksDiscarded => "used-blocks-discarded",
+            Mistake::GivenOutDuringDiscard => "given-out-during-discard",
             Mistake::UnreadableBlockEndsJournal => "unreadable-block-ends-journal",
             Mistake::HealedNodeUnreached => "healed-node-unreached",
             Mistake::SuperblockBeforeNodes => "superblock-before-nodes",
@@ -426,6 +436,7 @@ impl Mistake {
             Mistake::CheckpointNodesInDataSpace => "checkpoint-nodes-in-data-space",
             Mistake::DeadRecordsAccepted => "dead-records-accepted",
             Mistake::RecoveryAppendsUnflushed => "recovery-appends-unflushed",
+            Mistake::RecoveryReadsUnflushed => "recovery-reads-unflushed",
             Mistake::JournalWriteBeforeItsPredecessor => "journal-write-before-its-predecessor",
             Mistake::ForceJoinedLate => "force-joined-late",
             Mistake::TornJournalTailAccepted => "torn-journal-tail-accepted",

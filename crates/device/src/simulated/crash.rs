@@ -54,14 +54,31 @@ impl Medium {
     /// The image that a crash at this moment leaves under `policy`.
     pub(super) fn crash(&self, policy: CrashPolicy) -> Image {
         let mut image = self.safe.clone();
+        for (write, fate) in self.fates(policy) {
+            settle(&mut image, write, fate);
+        }
+        image
+    }
+
+    /// The device as it goes on when its process is killed. Reads see what [`CrashPolicy::Killed`] leaves.
+    /// What no flush had made safe is in the cache.
+    pub(super) fn killed(&self, seed: u64) -> Medium {
+        let policy = CrashPolicy::Killed { seed };
+        let kept = self.fates(policy).into_iter().filter(|(_, fate)| matches!(fate, Fate::Kept));
+        let writes = kept.map(|(write, _)| write.clone()).collect();
+        Medium::with_cache(self.safe.clone(), self.crash(policy), writes)
+    }
+
+    /// The unsafe writes with their fates, in the order in which they take effect.
+    fn fates(&self, policy: CrashPolicy) -> Vec<(&UnsafeWrite, Fate)> {
         let mut order: Vec<usize> = (0..self.unsafe_writes.len()).collect();
         order.sort_by_key(|index| self.unsafe_writes[*index].standing.order());
         let mut fates = Fates::new(policy, &order);
-        for (place, index) in order.iter().enumerate() {
+        let fate = |(place, index): (usize, &usize)| {
             let write = &self.unsafe_writes[*index];
-            settle(&mut image, write, fates.next(place, *index, write));
-        }
-        image
+            (write, fates.next(place, *index, write))
+        };
+        order.iter().enumerate().map(fate).collect()
     }
 }
 

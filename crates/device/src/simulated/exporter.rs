@@ -36,14 +36,14 @@ pub struct Breaks {
 /// See the module's documentation.
 pub struct Exporter {
     server: Arc<Server>,
-    flusher: Option<thread::JoinHandle<()>>,
+    worker: Option<thread::JoinHandle<()>>,
 }
 
 struct Server {
     device: Arc<SimulatedBackend>,
     breaks: Breaks,
     state: Mutex<State>,
-    /// A request has ended, or there is a flush to do.
+    /// A request has ended, or the server's thread has something to do.
     changed: Condvar,
 }
 
@@ -59,8 +59,9 @@ struct State {
     unanswered: BTreeMap<u64, Answered>,
     /// Requests that the device has, of whatever connection.
     under_way: usize,
-    /// Flushes that the flusher has yet to do: a flush may block its caller.
-    flushes: VecDeque<(u64, u64)>,
+    /// What the server's thread has yet to do, as flushes and discards may block their caller: connection,
+    /// number and request.
+    blocking: VecDeque<(u64, u64, Request)>,
     is_stopping: bool,
 }
 
@@ -76,13 +77,13 @@ impl Exporter {
             next_id: 0,
             unanswered: BTreeMap::new(),
             under_way: 0,
-            flushes: VecDeque::new(),
+            blocking: VecDeque::new(),
             is_stopping: false,
         };
         let server = Arc::new(Server { device, breaks, state: Mutex::new(state), changed: Condvar::new() });
-        let flusher = server.clone();
-        let flusher = thread::Builder::new().name("exporter".into()).spawn(move || flusher.flush_all());
-        Exporter { server, flusher: Some(flusher.expect("a thread")) }
+        let worker = server.clone();
+        let worker = thread::Builder::new().name("exporter".into()).spawn(move || worker.work());
+        Exporter { server, worker: Some(worker.expect("a thread")) }
     }
 
     /// A client of it, which reconnects within `patience`.
@@ -120,12 +121,12 @@ impl Exporter {
 }
 
 impl Drop for Exporter {
-    /// Flushes that come later break the connection.
+    /// Requests that come later break the connection.
     fn drop(&mut self) {
         self.server.state.lock().is_stopping = true;
         self.server.changed.notify_all();
-        if let Some(flusher) = self.flusher.take() {
-            let _ = flusher.join();
+        if let Some(worker) = self.worker.take() {
+            let _ = worker.join();
         }
     }
 }
@@ -225,8 +226,8 @@ impl Server {
         }
         if is_carried_out {
             state.under_way += 1;
-            if matches!(request, Request::Flush) {
-                state.flushes.push_back((connection, id));
+            if matches!(request, Request::Flush | Request::Trim { .. }) {
+                state.blocking.push_back((connection, id, request.clone()));
                 self.changed.notify_all();
             }
         }
@@ -241,11 +242,7 @@ impl Server {
         let server = self.clone();
         let ended = move |answer| server.ended(connection, id, answer);
         match request {
-            Request::Flush => {}
-            Request::Trim { offset, length } => {
-                let (at, count) = (block(offset), length / BLOCK_SIZE as u64);
-                ended(self.device.discard(at, count).map(|()| None));
-            }
+            Request::Flush | Request::Trim { .. } => {}
             Request::Read { class, offset, length } => {
                 let mut buffer = AlignedBuf::zeroed(length);
                 // SAFETY: `done` owns the buffer, and nobody else uses it.
@@ -300,13 +297,13 @@ impl Server {
         }
     }
 
-    /// The flusher's thread.
-    fn flush_all(&self) {
+    /// The server's thread.
+    fn work(&self) {
         loop {
             let mut state = self.state.lock();
-            let (connection, id) = loop {
-                if let Some(flush) = state.flushes.pop_front() {
-                    break flush;
+            let (connection, id, request) = loop {
+                if let Some(next) = state.blocking.pop_front() {
+                    break next;
                 }
                 if state.is_stopping {
                     return;
@@ -314,8 +311,13 @@ impl Server {
                 self.changed.wait(&mut state);
             };
             drop(state);
-            let outcome = self.device.flush().map(|()| None);
-            self.ended(connection, id, outcome);
+            let outcome = match request {
+                Request::Trim { offset, length } => {
+                    self.device.discard(block(offset), length / BLOCK_SIZE as u64)
+                }
+                _ => self.device.flush(),
+            };
+            self.ended(connection, id, outcome.map(|()| None));
         }
     }
 }

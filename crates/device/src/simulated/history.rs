@@ -159,6 +159,17 @@ impl Medium {
         }
     }
 
+    /// A device that has these writes in its cache, as if they had completed in this order. They get the
+    /// numbers from 1 on.
+    pub(super) fn with_cache(safe: Image, visible: Image, mut writes: Vec<UnsafeWrite>) -> Medium {
+        for (write, number) in writes.iter_mut().zip(1..) {
+            write.id = number;
+            write.standing = Standing::Completed(number);
+        }
+        let ended = writes.len() as u64;
+        Medium { safe, visible, unsafe_writes: writes, flushes: Vec::new(), ended }
+    }
+
     pub(super) fn apply(&mut self, event: &Event) {
         match event {
             Event::WriteSubmitted { id, at, contents, .. } => self.unsafe_writes.push(UnsafeWrite {

@@ -19,7 +19,7 @@ pub enum Hold {
     Nothing,
     /// Those given to `submit`.
     Submitted,
-    /// Also synchronous writes and flushes: their callers block until another thread releases them.
+    /// Also synchronous writes, flushes and discards: their callers block until another thread releases them.
     Everything,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Held {
 pub(super) enum Waiting {
     /// A submitted request.
     Request(Io),
-    /// A caller blocked in `write`.
+    /// A caller blocked in `write` or `discard`.
     Writer,
     /// A caller blocked in `flush`.
     Flusher,

@@ -10,7 +10,8 @@
 //!
 //! A test runs the engine on it, takes images with [`SimulatedBackend::crash`] (now) or
 //! [`SimulatedBackend::crash_at`] (any earlier event), and mounts each through
-//! [`SimulatedBackend::from_image`], which records again: crashes can be nested to any depth.
+//! [`SimulatedBackend::from_image`], which records again: crashes can be nested to any depth. Of a killed
+//! process the drive lives on, with its cache: [`SimulatedBackend::killed_at`] goes on there.
 //!
 //! Invariants: one lock orders all events, so a run is repeatable as far as its threads are (one thread, or
 //! simulated schedules); nothing here draws on time or unseeded chance. What the engine must not do and the
@@ -37,6 +38,7 @@ pub use hold::Hold;
 pub use image::Image;
 
 use crate::backend::{self, Backend, Io, IoClass, IoOp, Segment};
+use history::Medium;
 use quire_base::random::Random;
 use quire_base::sync::{Condvar, Mutex};
 use quire_base::{BLOCK_SIZE, BlockNo, Error, Result};
@@ -62,9 +64,13 @@ impl SimulatedBackend {
 
     /// A device that holds `image`, all of it safe.
     pub fn from_image(image: Image) -> SimulatedBackend {
+        SimulatedBackend::from_medium(Medium::new(image))
+    }
+
+    fn from_medium(medium: Medium) -> SimulatedBackend {
         SimulatedBackend {
-            blocks: image.blocks(),
-            state: Mutex::new(State::new(image)),
+            blocks: medium.safe.blocks(),
+            state: Mutex::new(State::new(medium)),
             released: Condvar::new(),
         }
     }
@@ -83,6 +89,14 @@ impl SimulatedBackend {
     pub fn crash_at(&self, events: usize, policy: CrashPolicy) -> Option<Image> {
         let medium = self.state.lock().history.medium_after(events)?;
         Some(medium.crash(policy))
+    }
+
+    /// The device that the next process finds when this one is killed after the first `events` events; None
+    /// if they are not recorded. It shows the image that [`CrashPolicy::Killed`] of the same seed gives. What
+    /// no flush had made safe is in its cache, and a power cut may still lose it.
+    pub fn killed_at(&self, events: usize, seed: u64) -> Option<SimulatedBackend> {
+        let medium = self.state.lock().history.medium_after(events)?;
+        Some(SimulatedBackend::from_medium(medium.killed(seed)))
     }
 
     /// Crashes for good: returns what is left, and every operation from now on (held ones included) fails, so
@@ -248,6 +262,9 @@ impl Backend for SimulatedBackend {
         let mut state = self.state.lock();
         let contents = (0..count).map(|_| state.discarded.clone()).collect();
         let (id, outcome) = state.begin_write(None, at, contents)?;
+        if state.hold == Hold::Everything {
+            return self.wait_for_release(state, id, outcome, false);
+        }
         state.end_write(id, &outcome);
         outcome
     }

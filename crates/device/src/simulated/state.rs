@@ -3,7 +3,7 @@
 use super::faults::{Fault, FaultOp};
 use super::history::{Contents, Event, History, Medium, Standing};
 use super::hold::{Held, Hold, Waiting};
-use super::image::{Block, Image};
+use super::image::Block;
 use super::power_is_off;
 use crate::backend::{Io, IoClass, IoOp, Segment};
 use quire_base::{BLOCK_SIZE, BlockNo, Error, ErrorKind, Result};
@@ -36,9 +36,10 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(image: Image) -> State {
-        let medium = Medium::new(image);
+    pub(super) fn new(medium: Medium) -> State {
         State {
+            // Writes in the cache have the first numbers.
+            next_id: medium.unsafe_writes.len() as u64,
             history: History::new(&medium),
             medium,
             faults: Vec::new(),
@@ -49,7 +50,6 @@ impl State {
             discarded: None,
             violations: Vec::new(),
             is_off: false,
-            next_id: 0,
             zeros: Arc::new([0; BLOCK_SIZE]),
         }
     }

@@ -139,6 +139,66 @@ fn versions_of_one_block_never_go_back_past_a_flush() {
     }
 }
 
+/// Everything that a process left behind counted as safe when it was killed, though its drive lives on with a
+/// cache: no test could tell whether a recovery flushes.
+#[test]
+fn a_killed_process_leaves_its_drive_with_a_cache() {
+    let device = SimulatedBackend::new(16);
+    let (sender, _receiver) = mpsc::channel();
+    write(&device, 1, 1);
+    device.flush().unwrap();
+    write(&device, 1, 2);
+    device.set_hold(Hold::Submitted);
+    submit(&device, 3, 3, &sender);
+    let (events, mut in_flight) = (device.event_count(), BTreeSet::new());
+    for seed in 0..16 {
+        let next = device.killed_at(events, seed).unwrap();
+        let left = device.crash_at(events, CrashPolicy::Killed { seed }).unwrap();
+        assert_eq!((next.visible(), next.event_count()), (left.clone(), 0));
+        assert_eq!(byte(&left, 1), 2);
+        in_flight.insert(byte(&left, 3));
+        let lost = next.crash(CrashPolicy::LoseAll);
+        assert_eq!((byte(&lost, 1), byte(&lost, 3)), (1, 0));
+        // What the next process writes has numbers of its own.
+        write(&next, 1, 4);
+        write(&next, 5, 5);
+        let lost = next.crash(CrashPolicy::LoseAll);
+        assert_eq!((byte(&lost, 1), byte(&lost, 3), byte(&lost, 5)), (1, 0, 0));
+        next.flush().unwrap();
+        let kept = next.crash(CrashPolicy::LoseAll);
+        assert_eq!((byte(&kept, 1), byte(&kept, 3), byte(&kept, 5)), (4, byte(&left, 3), 5));
+    }
+    assert_eq!(in_flight, BTreeSet::from([0, 3]));
+    assert!(device.killed_at(events + 1, 0).is_none());
+    device.release_all(&mut Random::seeded(0));
+}
+
+/// A discard ended at once even where every other operation was held: nothing could be seen to go to a block
+/// during its discard.
+#[test]
+fn a_discard_is_held_like_a_write() {
+    let device = Arc::new(SimulatedBackend::new(16));
+    let (sender, _receiver) = mpsc::channel();
+    write(&device, 3, 1);
+    device.set_hold(Hold::Everything);
+    let discarder = {
+        let device = device.clone();
+        std::thread::spawn(move || device.discard(BlockNo(2), 4))
+    };
+    let start = std::time::Instant::now();
+    while device.held() == 0 && start.elapsed() < std::time::Duration::from_secs(30) {
+        std::thread::yield_now();
+    }
+    assert_eq!((device.held(), byte(&device.visible(), 3)), (1, 1));
+    submit(&device, 5, 2, &sender);
+    submit(&device, 6, 2, &sender);
+    device.release_all(&mut Random::seeded(0));
+    discarder.join().unwrap().unwrap();
+    assert_eq!(byte(&device.visible(), 3), 0);
+    let violations = device.violations();
+    assert!(violations.len() == 1 && violations[0].contains("write of 1 blocks at 5"), "{violations:?}");
+}
+
 #[test]
 fn what_a_failed_flush_covered_is_never_safe() {
     let device = SimulatedBackend::new(8);

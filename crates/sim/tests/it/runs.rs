@@ -93,6 +93,7 @@ fn thousands_of_crashes_without_a_violation() {
         ("snapshots of crash images", reached.snapshots_judged),
         ("half a deletion of a snapshot", reached.in_deletion),
         ("crash in a rollback", reached.in_rollback),
+        ("power cuts behind a kill", reached.after_kill),
         ("groups before failed writes", reached.groups_beside_failures),
         ("snapshots before failed writes", reached.snapshots_beside_failures),
     ] {

@@ -48,7 +48,8 @@ fn ground(mistake: Mistake) -> Settings {
         Mistake::OverlappingDeviceWrites => of(Style::Shared, 3, 80, 1000),
         Mistake::SeqStoredAfterWriteback => of(Style::Shared, 4, 80, 4000),
         Mistake::HomeBeforeRecord => of(Style::Atomic, 2, 160, 8003),
-        Mistake::HomesSkippedByCheckpoint
+        Mistake::RecoveryReadsUnflushed
+        | Mistake::HomesSkippedByCheckpoint
         | Mistake::FreedContentReplayed
         | Mistake::MovedContentForgotten
         | Mistake::GroupInTwoRecords

@@ -4,6 +4,7 @@
 mod append;
 mod caught;
 mod connection;
+mod discards;
 mod every_crash;
 mod grow;
 mod growth;
