@@ -24,6 +24,9 @@ use std::sync::Arc;
 /// Bytes of a file that a snapshot reads at most; larger ones are no part of any run.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
+/// What fills a buffer before a read: bytes that the read leaves alone show.
+pub const UNREAD: u8 = 0xDB;
+
 /// One inode that a name leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
@@ -352,7 +355,7 @@ fn look_at(volume: &Volume, number: u64, parent: u64) -> Result<Found, String> {
             if size > FILE_BYTES_MAX {
                 return Err(format!("a file of {size} bytes"));
             }
-            contents = vec![0; size as usize];
+            contents = vec![UNREAD; size as usize];
             let read = volume.inodes().read_at(&inode, &mut contents, 0, IoFlags::empty()).map_err(text)?;
             if read != contents.len() {
                 return Err(format!("{read} of {size} bytes could be read"));

@@ -273,7 +273,7 @@ impl Bench {
                 Ok(Outcome::Attributes(shape, size))
             }
             Operation::Read { inode, offset, length, flags } => {
-                let mut bytes = vec![0; *length as usize];
+                let mut bytes = vec![image::UNREAD; *length as usize];
                 let read = volume.inodes().read_at(&self.handle(*inode)?, &mut bytes, *offset, *flags)?;
                 bytes.truncate(read);
                 Ok(Outcome::Bytes(bytes))
