@@ -758,14 +758,14 @@ mod tests {
     use super::*;
 
     /// Where some writes failed, every operation was excused that failed with the device's error, also one
-    /// that only looks. With several threads, and in a file that a failed write left
+    /// that only looks or changes names alone. With several threads, and in a file that a failed write left
     /// open, a read was right whatever error it gave.
     #[test]
     fn failing_writes_leave_the_rest_alone() {
         for (keeps_contents, vague) in [(true, false), (false, false), (true, true)] {
             let mut model = Model::new(keeps_contents);
             model.may_fail = true;
-            let (file, name) = (2, Name(0));
+            let (file, name, unused) = (2, Name(0), Name(1));
             let create = |name| {
                 let (kind, mode) = (FileType::Regular, 0o600);
                 Operation::Create { directory: ROOT, name, kind, mode }
@@ -783,6 +783,9 @@ mod tests {
                 Operation::ReadDirectory { directory: ROOT },
                 Operation::Attributes { inode: file },
                 Operation::Forget { inode: file },
+                create(unused),
+                Operation::Unlink { directory: ROOT, name },
+                Operation::ChangeMode { inode: file, mode: 0o640 },
             ];
             for operation in sound {
                 assert!(model.apply(OpId(2), &operation, &failed).is_err(), "{operation:?}");

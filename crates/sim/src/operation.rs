@@ -365,17 +365,41 @@ impl Operation {
         )
     }
 
-    /// Whether a write of data that fails may make it fail. What only looks writes nothing, but that a read
-    /// past the cache writes back first.
+    /// Whether a write of data that fails may make it fail: what writes data, what waits until data is
+    /// written, and a read past the cache, which writes back first. What changes names and attributes alone
+    /// waits for no data.
     pub fn may_meet_failed_write(&self) -> bool {
         match self {
             Operation::Read { flags, .. } => flags.contains(IoFlags::DIRECT),
-            Operation::Forget { .. }
+            Operation::Write { .. }
+            | Operation::Group { .. }
+            | Operation::SetUntorn { .. }
+            | Operation::Truncate { .. }
+            | Operation::Allocate { .. }
+            | Operation::Rename { .. }
+            | Operation::Fsync { .. }
+            | Operation::FsyncMany { .. }
+            | Operation::Sync
+            | Operation::Checkpoint
+            | Operation::Wait
+            | Operation::Remount
+            | Operation::TakeSnapshot { .. }
+            | Operation::DeleteSnapshot { .. } => true,
+            Operation::Create { .. }
+            | Operation::Symlink { .. }
+            | Operation::TemporaryFile { .. }
+            | Operation::Link { .. }
+            | Operation::Unlink { .. }
+            | Operation::RemoveDirectory { .. }
+            | Operation::ChangeMode { .. }
+            | Operation::ChangeOwner { .. }
+            | Operation::SetXattr { .. }
+            | Operation::RemoveXattr { .. }
             | Operation::Lookup { .. }
             | Operation::ReadDirectory { .. }
             | Operation::Attributes { .. }
-            | Operation::ReadSnapshot { .. } => false,
-            _ => true,
+            | Operation::ReadSnapshot { .. }
+            | Operation::Forget { .. } => false,
         }
     }
 
