@@ -74,6 +74,10 @@ counters! {
     broken_connections = "broken connections",
     /// Times that such a server lost what was not flushed.
     server_losses = "losses of a server",
+    /// Writes so large that the engine cuts them into pieces.
+    writes_in_pieces = "writes in pieces",
+    /// Direct writes that were submitted, and awaited by a callback.
+    writes_submitted = "submitted direct writes",
     /// Snapshots that were taken.
     snapshots_taken = "snapshots taken",
     /// Snapshots that were read by the run itself.

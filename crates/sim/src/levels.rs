@@ -12,7 +12,7 @@ use crate::configurations::{self, Unexplained, hash_of};
 use crate::coverage::{Coverage, Moments};
 use crate::generate::{Profile, Step, Style, steps};
 use crate::image::{self, State, Thoroughness};
-use crate::model::{FileState, Inode, Model, SnapshotState};
+use crate::model::{FileState, Inode, Model, PIECE, SnapshotState};
 use crate::operation::Operation;
 use crate::oracle::Oracle;
 use crate::run::{self, Worked};
@@ -258,7 +258,7 @@ impl Level<'_> {
         };
         self.outcome.coverage.configurations += configurations.all.len() as u64;
         let oracle = Oracle::new(self.base, &worked.threads, &configurations);
-        self.count_snapshots(&worked);
+        self.count_operations(&worked);
         let reads = oracle.judge_reads();
         self.outcome.coverage.snapshots_read +=
             reads.map_err(|what| self.violation(format!("the live volume: {what}"), Some(&worked)))?;
@@ -301,11 +301,14 @@ impl Level<'_> {
         Ok(next)
     }
 
-    fn count_snapshots(&mut self, worked: &Worked) {
+    fn count_operations(&mut self, worked: &Worked) {
+        let coverage = &mut self.outcome.coverage;
         for record in worked.threads.iter().flatten().filter(|record| record.succeeded()) {
+            coverage.writes_submitted += u64::from(record.operation.is_submitted());
             match record.operation {
-                Operation::TakeSnapshot { .. } => self.outcome.coverage.snapshots_taken += 1,
-                Operation::DeleteSnapshot { .. } => self.outcome.coverage.snapshots_deleted += 1,
+                Operation::Write { length, .. } => coverage.writes_in_pieces += u64::from(length > PIECE),
+                Operation::TakeSnapshot { .. } => coverage.snapshots_taken += 1,
+                Operation::DeleteSnapshot { .. } => coverage.snapshots_deleted += 1,
                 _ => {}
             }
         }

@@ -30,6 +30,9 @@ pub const ROOT: u64 = 1;
 /// Bytes of a block.
 pub const BLOCK: u64 = 4096;
 
+/// Bytes above which the engine does a write in pieces, which end at multiples of this.
+pub const PIECE: u64 = 1 << 20;
+
 /// Bytes of blocks that a group may have on every volume of a run.
 const GROUP_BYTES_SURE: u64 = 128 << 10;
 
@@ -248,17 +251,19 @@ impl Model {
     }
 
     /// A write that goes to the device before it returns was done up to some byte; what is behind may be
-    /// there in part.
+    /// there in part. One that goes to the cache in pieces was done up to the end of one, and no further.
     fn write_short(&mut self, id: OpId, operation: &Operation, outcome: &Outcome) -> Result<(), String> {
         let refused = || Err(format!("{operation:?} gave {outcome:?}, which is short"));
-        let (Operation::Write { inode, offset, flags, .. }, Outcome::Written { at, count }) =
+        let (Operation::Write { inode, offset, length, flags }, Outcome::Written { at, count }) =
             (operation, outcome)
         else {
             return refused();
         };
         let Ok(file) = self.file(*inode) else { return refused() };
         let expected = if flags.contains(IoFlags::APPEND) { file.size } else { *offset };
-        if crate::operation::leaves_a_part(operation).is_none() || !(file.vague || *at == expected) {
+        let ends_a_piece = *length > PIECE && (at + count).is_multiple_of(PIECE);
+        let may_be_short = crate::operation::leaves_a_part(operation).is_some() || ends_a_piece;
+        if !may_be_short || !(file.vague || *at == expected) {
             return refused();
         }
         self.write(id, *inode, *at, *count);
@@ -808,6 +813,28 @@ mod tests {
         let mut reads = |bytes| model.apply(OpId(2), &read, &Outcome::Bytes(vec![0; bytes]));
         assert_eq!(reads(60), Ok(()));
         assert!(reads(59).is_err() && reads(0).is_err() && reads(200).is_err());
+    }
+
+    /// A large write met the failing write of another before its last piece, and the model knew no short
+    /// write that goes to the cache.
+    #[test]
+    fn a_write_in_pieces_may_end_behind_one() {
+        let mut model = Model::new(true);
+        let (file, name) = (2, Name(0));
+        let create = Operation::Create { directory: ROOT, name, kind: FileType::Regular, mode: 0o600 };
+        model.apply(OpId(0), &create, &Outcome::Inode(file)).unwrap();
+        let written = |may_fail, length, count| {
+            let mut model = Model { may_fail, ..model.clone() };
+            let write = Operation::Write { inode: file, offset: 100, length, flags: IoFlags::empty() };
+            model.apply(OpId(1), &write, &Outcome::Written { at: 100, count })?;
+            let file = &model.inodes[&file].file;
+            Ok::<_, String>((file.size, file.vague))
+        };
+        let pieces = 2 * PIECE - 100;
+        assert!(written(false, 3 * PIECE, pieces).is_err(), "no write fails");
+        assert!(written(true, 3 * PIECE, pieces - 1).is_err());
+        assert!(written(true, PIECE, PIECE - 100).is_err());
+        assert_eq!(written(true, 3 * PIECE, pieces), Ok((2 * PIECE, false)), "nothing is behind it");
     }
 
     /// A full volume was excused whatever it refused, also what would have made room.
