@@ -100,6 +100,11 @@ fn crashes(
     let before = newest(image);
     let expected = image::recover(image, thoroughness).expect("the volume is whole before");
     let device = resized(image, options);
+    let shape_of = |image: &Image| {
+        let superblock = newest(image);
+        (superblock.block_count, superblock.journal_blocks)
+    };
+    let new_shape = shape_of(&device.visible());
     let mut shapes = BTreeMap::new();
     for event in 0..=device.event_count() {
         let seed = event as u64;
@@ -120,7 +125,10 @@ fn crashes(
             if found != expected {
                 return Err(format!("{what}: {found} blocks instead of {expected}"));
             }
-            *shapes.entry((shape.block_count, shape.journal_blocks)).or_default() += 1;
+            if event == device.event_count() && shape_of(&crashed) != new_shape {
+                return Err(format!("{what}: a resize that had ended is lost"));
+            }
+            *shapes.entry(shape_of(&crashed)).or_default() += 1;
         }
     }
     Ok(shapes)

@@ -184,7 +184,12 @@ fn crashes(device: &Arc<SimulatedBackend>, sample: &Sample) -> Result<(), String
 fn receiving(sample: &Sample) -> Result<(), String> {
     let device = on(&sample.target);
     receive(&device, &sample.stream).map_err(|error| error.to_string())?;
-    crashes(&device, sample)
+    crashes(&device, sample)?;
+    let afterwards = device.crash_at(device.event_count(), CrashPolicy::LoseAll).unwrap();
+    match snapshots(&afterwards)?.contains(&"b".to_owned()) {
+        true => Ok(()),
+        false => Err("a receive that had ended is lost".into()),
+    }
 }
 
 /// Streams that break at several places.
