@@ -9,6 +9,7 @@ use quire::inodes::FallocateMode;
 use quire_base::random::Random;
 use quire_device::IoClass;
 use quire_device::simulated::Event;
+use quire_format::superblock::SLOT_BLOCKS;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -233,7 +234,7 @@ impl Moments {
                 }
                 Event::WriteSubmitted { id, class: Some(IoClass::Metadata), at, .. } => {
                     checkpoint_from.get_or_insert(index);
-                    if crate::image::SLOTS.contains(&at.0) {
+                    if SLOT_BLOCKS.contains(at) {
                         superblock_writes.push(*id);
                     }
                 }

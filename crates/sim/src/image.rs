@@ -12,9 +12,9 @@ use crate::damage;
 use crate::operation::{Name, OpId, Shape, xattr_value};
 use quire::inodes::{InodeRef, IoFlags};
 use quire::{Clock, FileType, InodeNo, ScrubOptions, Timestamp, Volume, VolumeOptions};
-use quire_base::BlockNo;
 use quire_device::simulated::Image;
 use quire_device::{Backend, SimulatedBackend};
+use quire_format::superblock::{SLOT_BLOCKS, far_slots};
 use quire_fsck::Severity;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -393,9 +393,6 @@ pub struct Thoroughness {
     pub damaged: Option<u64>,
 }
 
-/// First blocks of the two superblock slots.
-pub const SLOTS: [u64; 2] = [0, 8];
-
 /// Recovers a crash image and checks all that needs no history: fsck before and after, free space, the same
 /// volume every time, no orphans left. An error says what is wrong.
 pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<State, String> {
@@ -453,9 +450,9 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<State, Strin
     if thoroughness.either_slot && slots.iter().all(|slot| slot.newest().is_ok()) {
         for (slot, how) in ["without slot 0", "without slot 1"].into_iter().enumerate() {
             let mut image = image.clone();
-            image.set(BlockNo(SLOTS[slot]), None);
+            image.set(SLOT_BLOCKS[slot], None);
             for blocks in &sizes {
-                image.set(quire_format::superblock::far_slots(*blocks)[slot], None);
+                image.set(far_slots(*blocks)[slot], None);
             }
             looks.push((how, image, options(), true));
         }

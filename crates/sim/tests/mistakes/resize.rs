@@ -8,8 +8,9 @@
 //! Whatever a crash leaves is the volume as it was, with the old shape or the new one, clean for fsck before
 //! and after recovery; and free blocks, pool and ring are as many blocks as before, so no space is lost.
 
+use crate::images::{newest, on};
 use quire::inodes::{Create, IoFlags, SetAttributes, XattrFlags};
-use quire::internals::inspect::{self, newest_of};
+use quire::internals::inspect;
 use quire::{FormatOptions, ResizeOptions};
 use quire_base::simulation::mistakes::{self, Mistake};
 use quire_base::{BLOCK_SIZE, BlockNo, Seq};
@@ -24,10 +25,6 @@ use std::sync::Arc;
 
 const VOLUME_BLOCKS: u64 = 8192;
 const JOURNAL_BYTES: u64 = 4 << 20;
-
-fn on(image: &Image) -> Arc<SimulatedBackend> {
-    Arc::new(SimulatedBackend::from_image(image.clone()))
-}
 
 /// A volume that was never closed, with records in its journal.
 fn unclosed(copies: u32) -> Image {
@@ -45,11 +42,6 @@ fn unclosed(copies: u32) -> Image {
         }
     }
     device.cut_power(CrashPolicy::LoseAll)
-}
-
-fn newest(image: &Image) -> Superblock {
-    let slots = newest_of(inspect::superblocks(on(image)));
-    slots.into_iter().flatten().max_by_key(|slot| slot.checkpoint).expect("a volume")
 }
 
 fn resized(image: &Image, options: &ResizeOptions) -> Arc<SimulatedBackend> {

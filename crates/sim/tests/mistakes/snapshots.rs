@@ -5,6 +5,7 @@
 //! the files had when it was taken. The volume has what it had when it was last synced, or what was written
 //! since.
 
+use crate::images::on;
 use quire::internals::inspect::Image as Opened;
 use quire::internals::snapshots;
 use quire::{OpenOptions, Volume, roll_back_backend, take_snapshot_backend};
@@ -22,10 +23,6 @@ const VOLUME_BLOCKS: u64 = 8192;
 const CRASHES: usize = 60;
 
 type Files = BTreeMap<String, Vec<u8>>;
-
-fn on(image: &Image) -> Arc<SimulatedBackend> {
-    Arc::new(SimulatedBackend::from_image(image.clone()))
-}
 
 fn open(device: &Arc<SimulatedBackend>) -> Volume {
     image::options().open_backend(device.clone()).unwrap()
