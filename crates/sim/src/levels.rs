@@ -181,6 +181,8 @@ pub fn base_model(base: &State, keeps_contents: bool, profile: &Profile) -> Mode
     let mut model = Model::new(keeps_contents);
     model.may_be_full = profile.style == Style::Full;
     model.may_fail = profile.faults;
+    // Large attributes, groups whose homes the device refuses, or no space for a larger metadata pool.
+    model.may_lack_room = matches!(profile.style, Style::Wrap | Style::Forces | Style::Atomic | Style::Full);
     model.inodes.clear();
     let kept = base.kept.iter().map(|(number, kept)| (number, &kept.name, false));
     for (number, name, deleting) in

@@ -111,6 +111,8 @@ pub struct Model {
     pub may_be_full: bool,
     /// Writes of data may fail: so may all but what only looks, and changes nothing.
     pub may_fail: bool,
+    /// Operations may have to wait for room in the journal or the metadata pool.
+    pub may_lack_room: bool,
 }
 
 /// Whether an inode of a type has an untorn unit.
@@ -157,6 +159,7 @@ impl Model {
             keeps_contents,
             may_be_full: false,
             may_fail: false,
+            may_lack_room: false,
         }
     }
 
@@ -200,7 +203,9 @@ impl Model {
     pub fn apply(&mut self, id: OpId, operation: &Operation, outcome: &Outcome) -> Result<(), String> {
         let excused = match outcome {
             Outcome::Error(ErrorKind::NoSpace) => self.may_be_full && self.may_take_space(operation),
-            Outcome::Error(ErrorKind::Io) => self.may_fail && operation.may_meet_failed_write(),
+            Outcome::Error(ErrorKind::Io) => {
+                self.may_fail && operation.may_meet_failed_write(self.may_lack_room)
+            }
             Outcome::Error(ErrorKind::TooLarge) => match operation {
                 Operation::Group { writes, .. } => self.group_bytes(writes) > GROUP_BYTES_SURE,
                 _ => false,
@@ -795,6 +800,10 @@ mod tests {
             for operation in sound {
                 assert!(model.apply(OpId(2), &operation, &failed).is_err(), "{operation:?}");
             }
+            model.may_lack_room = true;
+            let set_mode = Operation::ChangeMode { inode: file, mode: 0o640 };
+            assert_eq!(model.apply(OpId(3), &set_mode, &failed), Ok(()), "it may wait for a checkpoint");
+            assert!(model.apply(OpId(3), &read(IoFlags::empty()), &failed).is_err());
             let corrupt = Outcome::Error(ErrorKind::Corrupt);
             assert!(model.apply(OpId(3), &read(IoFlags::DIRECT), &corrupt).is_err());
         }

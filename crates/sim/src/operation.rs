@@ -368,8 +368,9 @@ impl Operation {
 
     /// Whether a write of data that fails may make it fail: what writes data, what waits until data is
     /// written, and a read past the cache, which writes back first. What changes names and attributes alone
-    /// waits for no data.
-    pub fn may_meet_failed_write(&self) -> bool {
+    /// waits for no data, unless the journal or the metadata pool is full: a checkpoint makes room there, and
+    /// first brings journaled data home.
+    pub fn may_meet_failed_write(&self, may_lack_room: bool) -> bool {
         match self {
             Operation::Read { flags, .. } => flags.contains(IoFlags::DIRECT),
             Operation::Write { .. }
@@ -395,8 +396,8 @@ impl Operation {
             | Operation::ChangeMode { .. }
             | Operation::ChangeOwner { .. }
             | Operation::SetXattr { .. }
-            | Operation::RemoveXattr { .. }
-            | Operation::Lookup { .. }
+            | Operation::RemoveXattr { .. } => may_lack_room,
+            Operation::Lookup { .. }
             | Operation::ReadDirectory { .. }
             | Operation::Attributes { .. }
             | Operation::ReadSnapshot { .. }
