@@ -59,9 +59,10 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether so many histories could be decided that finding nothing says something: all but a twentieth.
+    /// Whether so many histories could be decided that finding nothing says something: all but a twentieth,
+    /// and at least one.
     pub fn is_decided(&self) -> bool {
-        self.tally.undecided * UNDECIDED_ONE_IN <= self.tally.histories
+        self.tally.histories > 0 && self.tally.undecided * UNDECIDED_ONE_IN <= self.tally.histories
     }
 }
 

@@ -20,13 +20,13 @@ struct Arguments {
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Seeds to run.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     runs: u64,
     /// Run seeds until so many minutes have passed.
     #[arg(long)]
     minutes: Option<f64>,
     /// Files of one run.
-    #[arg(long, default_value_t = Settings::default().files)]
+    #[arg(long, default_value_t = Settings::default().files, value_parser = clap::value_parser!(u64).range(1..))]
     files: u64,
     /// Threads of one file at most.
     #[arg(long, default_value_t = Settings::default().extent.threads)]
@@ -139,6 +139,15 @@ fn run(arguments: &Arguments) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A campaign without a history had found nothing, and succeeded.
+    #[test]
+    fn a_campaign_has_histories() {
+        for nothing in ["--runs=0", "--files=0"] {
+            assert!(Arguments::try_parse_from(["history", nothing]).is_err(), "{nothing}");
+        }
+        assert!(!Campaign::first(0).run(|_| unreachable!()).is_decided());
+    }
 
     /// These were taken and had no effect.
     #[test]

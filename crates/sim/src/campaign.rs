@@ -26,11 +26,12 @@ pub struct Campaign {
 }
 
 impl Campaign {
-    /// Whether so much could be judged that finding nothing says something: all but a twentieth of the runs,
-    /// and of the units of untorn files no more than one in twenty images.
+    /// Whether so much could be judged that finding nothing says something: at least one image, all but a
+    /// twentieth of the runs, and of the units of untorn files no more than one in twenty images.
     pub fn is_decided(&self) -> bool {
         let reached = &self.coverage;
-        reached.undecided * UNDECIDED_ONE_IN <= self.runs
+        reached.images > 0
+            && reached.undecided * UNDECIDED_ONE_IN <= self.runs
             && reached.undecided_units * UNDECIDED_ONE_IN <= reached.images
     }
 }
@@ -71,6 +72,8 @@ pub fn run(
 /// The command that repeats a run.
 pub fn command(settings: &Settings, mistake: Option<Mistake>) -> String {
     let Settings { seed, operations, threads, images, levels, style, faults, only } = settings;
+    // No step is no operation: an empty list could not be told from a missing one.
+    let operations = if only.as_ref().is_some_and(Vec::is_empty) { &0 } else { operations };
     let mut command = format!(
         "cargo run --release -p sim -- --seed {seed} --ops {operations} --threads {threads} --images {images} --levels {levels}"
     );
@@ -83,7 +86,9 @@ pub fn command(settings: &Settings, mistake: Option<Mistake>) -> String {
     if let Some(faults) = faults {
         command += &format!(" --faults {faults}");
     }
-    if let Some(only) = only {
+    if let Some(only) = only
+        && !only.is_empty()
+    {
         let steps: Vec<_> = only.iter().map(|(level, thread, at)| format!("{level}.{thread}.{at}")).collect();
         command += &format!(" --only {}", steps.join(","));
     }

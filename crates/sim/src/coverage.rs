@@ -9,6 +9,7 @@ use quire::inodes::FallocateMode;
 use quire_base::random::Random;
 use quire_device::IoClass;
 use quire_device::simulated::Event;
+use quire_format::superblock::SLOT_BLOCKS;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -74,6 +75,10 @@ counters! {
     broken_connections = "broken connections",
     /// Times that such a server lost what was not flushed.
     server_losses = "losses of a server",
+    /// Writes so large that the engine cuts them into pieces.
+    writes_in_pieces = "writes in pieces",
+    /// Direct writes that were submitted, and awaited by a callback.
+    writes_submitted = "submitted direct writes",
     /// Snapshots that were taken.
     snapshots_taken = "snapshots taken",
     /// Snapshots that were read by the run itself.
@@ -231,7 +236,7 @@ impl Moments {
                 }
                 Event::WriteSubmitted { id, class: Some(IoClass::Metadata), at, .. } => {
                     checkpoint_from.get_or_insert(index);
-                    if crate::image::SLOTS.contains(&at.0) {
+                    if SLOT_BLOCKS.contains(at) {
                         superblock_writes.push(*id);
                     }
                 }

@@ -15,7 +15,11 @@
 //!
 //! A group is one record: its writes are there if it is in `c`, and only then.
 //!
-//! Neighbours: [`crate::oracle`] says which `c` are possible, and judges the size.
+//! A read of the live volume is the same question. Certain is then what had returned before the read was
+//! called.
+//!
+//! Neighbours: [`crate::oracle`] says which `c` are possible, and judges the size; [`crate::reads`] asks
+//! about reads.
 
 use crate::contents::{pattern, word_at};
 use crate::image::shown;
@@ -149,9 +153,10 @@ fn change<'a>(record: &'a Record, place: (usize, usize), inode: u64) -> Option<C
     }
 }
 
-/// What one crash knows about one file.
+/// What one crash, or one read, knows about one file.
 pub struct Question<'a> {
-    /// Every change of the file that was called before the crash.
+    /// Every change of the file that may be there: it was called before the crash, and is in the
+    /// configuration if it is a group's.
     pub changes: &'a [Change<'a>],
     /// Shifts in the configuration, in order.
     pub shifts: &'a [OpId],
@@ -189,16 +194,17 @@ struct Placed<'a> {
 }
 
 impl Question<'_> {
-    /// Judges what was found; an error names the byte.
-    pub fn judge(&self, found: &[u8]) -> Result<(), String> {
+    /// Judges what was found, the file's bytes from `from` on; an error names the byte.
+    pub fn judge(&self, from: u64, found: &[u8]) -> Result<(), String> {
+        let found_end = from + found.len() as u64;
         let shifts: Vec<&Change<'_>> = self
             .shifts
             .iter()
             .filter_map(|id| self.changes.iter().find(|change| change.record.id == *id))
             .collect();
         let placed = self.place(&shifts);
-        for stretch in stretches(found.len() as u64, &shifts) {
-            let mut cuts = vec![stretch.start, stretch.end];
+        for stretch in stretches(found_end, &shifts) {
+            let mut cuts = vec![stretch.start.max(from), stretch.end];
             for Placed { change, epochs } in &placed {
                 let edges = match change.effect {
                     Effect::Zero { record } => vec![change.start, change.end, record.0, record.1],
@@ -210,18 +216,19 @@ impl Question<'_> {
                     cuts.extend(inside.map(|edge| stretch.start + (edge - at)));
                 }
             }
-            cuts.extend(self.finished.iter().map(|(_, from)| *from));
+            cuts.extend(self.finished.iter().map(|(_, growth)| *growth));
             if let Some(base_at) = stretch.position(0) {
                 let end = self.base.len() as u64;
                 if end > base_at {
                     cuts.push(stretch.start + (end - base_at));
                 }
             }
-            cuts.retain(|cut| stretch.start <= *cut && *cut <= stretch.end);
+            cuts.retain(|cut| stretch.start.max(from) <= *cut && *cut <= stretch.end);
             cuts.sort_unstable();
             cuts.dedup();
             for range in cuts.windows(2) {
-                self.judge_range(found, &stretch, &placed, range[0], range[1])?;
+                let bytes = &found[(range[0] - from) as usize..(range[1] - from) as usize];
+                self.judge_range(bytes, &stretch, &placed, range[0], range[1])?;
             }
         }
         Ok(())
@@ -233,10 +240,8 @@ impl Question<'_> {
             .iter()
             .filter(|change| change.is_shift() && !self.shifts.contains(&change.record.id))
             .collect();
-        let could_be = |change: &&Change<'_>| {
-            let is_there = !change.is_group() || (self.is_in)(change);
-            is_there && !change.is_shift() && !missing.iter().any(|shift| shift.is_before(change))
-        };
+        let could_be =
+            |change: &&Change<'_>| !change.is_shift() && !missing.iter().any(|shift| shift.is_before(change));
         let epochs = |change: &Change<'_>| {
             let first = shifts.iter().rposition(|shift| shift.is_before(change)).map_or(0, |at| at + 1);
             let last = shifts.iter().position(|shift| change.is_before(shift)).unwrap_or(shifts.len());
@@ -300,14 +305,14 @@ impl Question<'_> {
         let mut at = start;
         while at < end {
             let stop = ((at / SECTOR + 1) * SECTOR).min(end);
-            let bytes = &found[at as usize..stop as usize];
+            let bytes = &found[(at - start) as usize..(stop - start) as usize];
             let fits = (zeros && bytes.iter().all(|byte| *byte == 0))
                 || base.is_some_and(|base| &base[(at - start) as usize..(stop - start) as usize] == bytes)
                 || written.iter().any(|&(op, from)| is_pattern(bytes, op, from + (at - start)));
             if !fits {
                 return Err(format!(
                     "bytes {at}..{stop} hold {}; there may be {}{}{:?}; certain are {:?}, all changes {:?}",
-                    shown(found, at as usize),
+                    shown(found, (at - start) as usize),
                     if zeros { "zeros, " } else { "" },
                     if base.is_some() { "what was there at first, " } else { "" },
                     written.iter().map(|(op, _)| op.0).collect::<Vec<_>>(),

@@ -1,8 +1,9 @@
-//! Small cases, entirely: every crash point of a short workload, with every subset of the unflushed writes
-//! ([`run`]); and every short program over a few operations, with a crash behind each ([`programs`]).
+//! Small cases: every crash point of a short workload, with subsets of the unflushed writes ([`run`]); and
+//! every short program over a few operations, with a crash behind each ([`programs`]).
 //!
-//! Where more writes are unflushed than can be enumerated, the subsets are those of the newest ones with the
-//! others kept, and those of the oldest with the others lost.
+//! A write is kept or lost as a whole; [`crate::levels`] tears some. Few unflushed writes give every subset.
+//! Of more, the subsets are those of the newest ones with the others kept, and those of the oldest with the
+//! others lost. Writes from the 64th on are always lost.
 //!
 //! Neighbours: [`crate::levels`] draws crashes of long workloads.
 

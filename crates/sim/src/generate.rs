@@ -6,7 +6,7 @@
 //!
 //! Neighbours: [`crate::run`] performs the operations.
 
-use crate::model::{BLOCK, ROOT};
+use crate::model::{BLOCK, PIECE, ROOT};
 use crate::operation::{GroupEnd, GroupWrite, Many, Name, Operation};
 use quire::inodes::{FallocateMode, InodeRef, IoFlags, XattrFlags};
 use quire::{FileType, RenameFlags};
@@ -107,8 +107,8 @@ impl Profile {
             // pool takes.
             blocks: match (style, 8192 << random.below(2)) {
                 (Style::Full, _) => 4096,
-                // Several regions, that deletions go through one by one.
-                (Style::Wrap | Style::Snapshots, _) => 16_384,
+                // Several regions, that deletions go through one by one; or some very large writes.
+                (Style::Wrap | Style::Snapshots | Style::Data | Style::Mixed, _) => 16_384,
                 (_, blocks) => blocks,
             },
             cache_bytes: [5 << 20, 8 << 20][random.below(2) as usize],
@@ -377,6 +377,10 @@ impl World {
             // At or past the end, leaving a gap.
             _ => (size + random.below(3) * random.below(20_000), 1 + random.below(largest / 2)),
         };
+        let length = match profile.style {
+            Style::Mixed | Style::Data if random.one_in(20) => in_pieces(random),
+            _ => length,
+        };
         Some(Operation::Write { inode, offset, length, flags })
     }
 
@@ -574,6 +578,15 @@ fn name(random: &mut Random, profile: &Profile) -> Name {
         1 => 2000 + number,
         _ => number,
     })
+}
+
+/// The length of a write that is done in pieces.
+fn in_pieces(random: &mut Random) -> u64 {
+    let most = 3 << 20;
+    match random.below(2) {
+        0 => PIECE + BLOCK * (1 + random.below((most - PIECE) / BLOCK)),
+        _ => PIECE + 1 + random.below(most - PIECE),
+    }
 }
 
 /// An append, mostly of less than a block and mostly forced.

@@ -12,9 +12,9 @@ use crate::damage;
 use crate::operation::{Name, OpId, Shape, xattr_value};
 use quire::inodes::{InodeRef, IoFlags};
 use quire::{Clock, FileType, InodeNo, ScrubOptions, Timestamp, Volume, VolumeOptions};
-use quire_base::BlockNo;
 use quire_device::simulated::Image;
 use quire_device::{Backend, SimulatedBackend};
+use quire_format::superblock::{SLOT_BLOCKS, far_slots};
 use quire_fsck::Severity;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -23,6 +23,9 @@ use std::sync::Arc;
 
 /// Bytes of a file that a snapshot reads at most; larger ones are no part of any run.
 const FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// What fills a buffer before a read: bytes that the read leaves alone show.
+pub const UNREAD: u8 = 0xDB;
 
 /// One inode that a name leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -352,7 +355,7 @@ fn look_at(volume: &Volume, number: u64, parent: u64) -> Result<Found, String> {
             if size > FILE_BYTES_MAX {
                 return Err(format!("a file of {size} bytes"));
             }
-            contents = vec![0; size as usize];
+            contents = vec![UNREAD; size as usize];
             let read = volume.inodes().read_at(&inode, &mut contents, 0, IoFlags::empty()).map_err(text)?;
             if read != contents.len() {
                 return Err(format!("{read} of {size} bytes could be read"));
@@ -389,9 +392,6 @@ pub struct Thoroughness {
     /// Recover it with one copy of its metadata damaged, as the seed says, and have it healed.
     pub damaged: Option<u64>,
 }
-
-/// First blocks of the two superblock slots.
-pub const SLOTS: [u64; 2] = [0, 8];
 
 /// Recovers a crash image and checks all that needs no history: fsck before and after, free space, the same
 /// volume every time, no orphans left. An error says what is wrong.
@@ -450,9 +450,9 @@ pub fn recover(image: &Image, thoroughness: Thoroughness) -> Result<State, Strin
     if thoroughness.either_slot && slots.iter().all(|slot| slot.newest().is_ok()) {
         for (slot, how) in ["without slot 0", "without slot 1"].into_iter().enumerate() {
             let mut image = image.clone();
-            image.set(BlockNo(SLOTS[slot]), None);
+            image.set(SLOT_BLOCKS[slot], None);
             for blocks in &sizes {
-                image.set(quire_format::superblock::far_slots(*blocks)[slot], None);
+                image.set(far_slots(*blocks)[slot], None);
             }
             looks.push((how, image, options(), true));
         }

@@ -17,7 +17,7 @@ use crate::configurations::{self, Unexplained, hash_of};
 use crate::coverage::{Coverage, Moments};
 use crate::generate::{Profile, Step, Style, steps};
 use crate::image::{self, State, Thoroughness};
-use crate::model::{FileState, Inode, Model, SnapshotState};
+use crate::model::{FileState, Inode, Model, PIECE, SnapshotState};
 use crate::operation::Operation;
 use crate::oracle::Oracle;
 use crate::run::{self, Worked};
@@ -189,6 +189,8 @@ pub fn base_model(base: &State, keeps_contents: bool, profile: &Profile) -> Mode
     let mut model = Model::new(keeps_contents);
     model.may_be_full = profile.style == Style::Full;
     model.may_fail = profile.faults;
+    // Large attributes, groups whose homes the device refuses, or no space for a larger metadata pool.
+    model.may_lack_room = matches!(profile.style, Style::Wrap | Style::Forces | Style::Atomic | Style::Full);
     model.inodes.clear();
     let kept = base.kept.iter().map(|(number, kept)| (number, &kept.name, false));
     for (number, name, deleting) in
@@ -266,7 +268,7 @@ impl Level<'_> {
         };
         self.outcome.coverage.configurations += configurations.all.len() as u64;
         let oracle = Oracle::new(self.base, &worked.threads, &configurations);
-        self.count_snapshots(&worked);
+        self.count_operations(&worked);
         let reads = oracle.judge_reads();
         self.outcome.coverage.snapshots_read +=
             reads.map_err(|what| self.violation(format!("the live volume: {what}"), Some(&worked)))?;
@@ -368,18 +370,21 @@ impl Level<'_> {
         Ok(())
     }
 
-    fn count_snapshots(&mut self, worked: &Worked) {
+    fn count_operations(&mut self, worked: &Worked) {
+        let coverage = &mut self.outcome.coverage;
         for record in worked.threads.iter().flatten().filter(|record| record.succeeded()) {
+            coverage.writes_submitted += u64::from(record.operation.is_submitted());
             match record.operation {
-                Operation::TakeSnapshot { .. } => self.outcome.coverage.snapshots_taken += 1,
-                Operation::DeleteSnapshot { .. } => self.outcome.coverage.snapshots_deleted += 1,
+                Operation::Write { length, .. } => coverage.writes_in_pieces += u64::from(length > PIECE),
+                Operation::TakeSnapshot { .. } => coverage.snapshots_taken += 1,
+                Operation::DeleteSnapshot { .. } => coverage.snapshots_deleted += 1,
                 _ => {}
             }
         }
     }
 
     /// Now and then rolls the volume back that the next level is to begin with; gives that level's beginning
-    /// then. A crash meanwhile leaves the volume as it was, or rolled back.
+    /// then. A crash meanwhile leaves the volume as it was, or rolled back; one behind it, rolled back.
     fn roll_back(&mut self, image: &Image) -> Result<Option<(Image, State)>, Violation> {
         let (base, level) = (self.base, self.level);
         let random = &mut Random::seeded(self.settings.seed ^ 0x0110_bac4 ^ (self.level as u64) << 32);
@@ -406,12 +411,15 @@ impl Level<'_> {
         let found = image::recover(&after, thoroughness).map_err(told)?;
         let difference = found.each().find_map(|found| target.difference(found));
         difference.map_or(Ok(()), |difference| Err(told(difference)))?;
-        let events = device.event_count() as u64;
+        let events = device.event_count();
         // The next level begins with the whole rollback: a crash in its recovery is judged by either slot,
         // too.
         let next = (after, found);
-        for _ in 0..IMAGES_OF_ROLLBACK {
-            let (event, policy) = (random.below(events + 1) as usize, crash_policy(random));
+        for number in 0..IMAGES_OF_ROLLBACK {
+            let (event, policy) = match number {
+                0 => (events, CrashPolicy::LoseAll),
+                _ => (random.below(events as u64 + 1) as usize, crash_policy(random)),
+            };
             let crashed = device.crash_at(event, policy).expect("an event of the rollback");
             // The two slots lead to different states while one of them is rolled back: either one alone, and
             // the older one where a superblock's only copy is damaged, may give the other state.
@@ -422,15 +430,15 @@ impl Level<'_> {
                 ..thoroughness
             };
             let judged = image::recover(&crashed, thoroughness).and_then(|found| {
-                let is_one =
-                    |found: &State| [base, &target].iter().any(|one| one.difference(found).is_none());
+                let may_be_before = |found: &State| event < events && base.difference(found).is_none();
+                let is_one = |found: &State| target.difference(found).is_none() || may_be_before(found);
                 let is_right = found.each().all(is_one);
                 match is_right {
                     true => Ok(()),
                     false => Err(format!(
-                        "neither as before ({:?}) nor rolled back ({:?})",
-                        base.difference(&found),
-                        target.difference(&found)
+                        "not rolled back ({:?}), and before the end of the rollback not as before ({:?})",
+                        target.difference(&found),
+                        base.difference(&found)
                     )),
                 }
             });

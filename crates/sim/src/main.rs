@@ -6,7 +6,9 @@ use quire_base::simulation::mistakes::{self, Mistake};
 use sim::campaign::{self, command};
 use sim::generate::Style;
 use sim::levels::{Settings, Violation};
+use std::num::ParseIntError;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 /// Seeded simulation of Quire under power loss.
@@ -21,7 +23,7 @@ struct Arguments {
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Seeds to run.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = some::<u64>)]
     runs: u64,
     /// Run seeds until so many minutes have passed.
     #[arg(long)]
@@ -33,10 +35,10 @@ struct Arguments {
     #[arg(long, default_value_t = 0)]
     threads: usize,
     /// Crash images of one level, at least one: the next level begins with it.
-    #[arg(long, default_value_t = Settings::default().images, value_parser = some)]
+    #[arg(long, default_value_t = Settings::default().images, value_parser = some::<usize>)]
     images: usize,
     /// Levels: a crash image of one is the start of the next.
-    #[arg(long, default_value_t = Settings::default().levels)]
+    #[arg(long, default_value_t = Settings::default().levels, value_parser = some::<usize>)]
     levels: usize,
     /// What kind of work, whatever the seed says.
     #[arg(long, value_enum)]
@@ -91,9 +93,9 @@ impl StyleName {
     }
 }
 
-fn some(text: &str) -> Result<usize, String> {
-    match text.parse::<usize>() {
-        Ok(0) => Err("at least one".to_owned()),
+fn some<T: FromStr<Err = ParseIntError> + Default + PartialEq>(text: &str) -> Result<T, String> {
+    match text.parse::<T>() {
+        Ok(count) if count == T::default() => Err("at least one".to_owned()),
         count => count.map_err(|error| error.to_string()),
     }
 }
@@ -199,5 +201,27 @@ mod tests {
     fn a_level_has_an_image() {
         assert!(Arguments::try_parse_from(["sim", "--images", "0"]).is_err());
         assert_eq!(Arguments::try_parse_from(["sim", "--images", "1"]).map(|all| all.images).ok(), Some(1));
+    }
+
+    /// A campaign that looked at nothing had found nothing, and succeeded.
+    #[test]
+    fn a_campaign_looks_at_something() {
+        for nothing in ["--runs=0", "--levels=0"] {
+            assert!(Arguments::try_parse_from(["sim", nothing]).is_err(), "{nothing}");
+        }
+        assert!(!campaign::run(std::iter::empty(), 1, |_, _| true).is_decided());
+    }
+
+    /// Shrinking may leave out every step. The command ended in a switch without its value then.
+    #[test]
+    fn a_run_without_steps_has_a_command() {
+        let small = Settings { seed: 3, only: Some(Vec::new()), levels: 1, images: 2, ..Settings::default() };
+        let command = command(&small, None);
+        let (_, switches) = command.split_once(" -- ").expect("the switches of sim");
+        let switches = std::iter::once("sim").chain(switches.split(' '));
+        let again = Arguments::try_parse_from(switches).map(|parsed| parsed.settings(parsed.seed));
+        let again = again.unwrap_or_else(|error| panic!("{command}: {error}"));
+        let run = |settings| sim::levels::run(settings, &mut |_| true);
+        assert_eq!(run(&again), run(&small));
     }
 }

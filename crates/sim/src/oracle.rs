@@ -87,9 +87,9 @@ pub struct Oracle<'a> {
     /// By inode: calls that force what they or others wrote to it, those that failed included.
     forcing: BTreeMap<u64, Vec<&'a Record>>,
     /// By inode, in order of calls.
-    changes: BTreeMap<u64, Vec<Change<'a>>>,
+    pub(crate) changes: BTreeMap<u64, Vec<Change<'a>>>,
     /// By inode: operations that failed and may have left a part.
-    failed: BTreeMap<u64, Vec<&'a Record>>,
+    pub(crate) failed: BTreeMap<u64, Vec<&'a Record>>,
     /// By inode: truncates to nothing, with their places.
     emptied: BTreeMap<u64, Vec<(Place, &'a Record)>>,
     /// By file: changes of its unit, with their places.
@@ -427,7 +427,7 @@ impl<'a> Oracle<'a> {
         let all = self.changes.get(&number).map_or(&[][..], Vec::as_slice);
         let is_in = |change: &Change<'_>| change.place.1 < configuration.done[change.place.0];
         let may_show = |change: &&Change<'_>| match view {
-            View::Crash(event) => change.record.events.0 <= event,
+            View::Crash(event) => change.record.events.0 <= event && (!change.is_group() || is_in(change)),
             View::Snapshot(_) => is_in(change),
         };
         let unit = self.largest_unit(number, found.shape.untorn);
@@ -461,7 +461,7 @@ impl<'a> Oracle<'a> {
             is_in: &is_in,
             finished: &finished,
         };
-        question.judge(&found.contents)?;
+        question.judge(0, &found.contents)?;
         match found.shape.untorn {
             0 => Ok(()),
             unit => self.judge_units(configuration, number, unit, &question, &found.contents),
@@ -496,11 +496,7 @@ impl<'a> Oracle<'a> {
         });
         let below = question.changes.iter().filter(|change| change.moves()).map(|change| change.start);
         let below = below.min().unwrap_or(u64::MAX);
-        let changes: Vec<&Change<'_>> = question
-            .changes
-            .iter()
-            .filter(|change| !change.moves() && (!change.is_group() || is_in(change.place)))
-            .collect();
+        let changes: Vec<&Change<'_>> = question.changes.iter().filter(|change| !change.moves()).collect();
         let is_certain = |change: &Change<'_>, start: u64, end: u64| {
             let recorded = match change.effect {
                 Effect::Zero { record } => is_in(change.place) && record.0 < end && start < record.1,

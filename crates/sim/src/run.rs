@@ -18,10 +18,10 @@ use crate::operation::{
     GroupEnd, GroupWrite, Many, OpId, Operation, Outcome, Record, Shape, group_patterns, link_target,
     snapshot_text, xattr_value,
 };
-use quire::inodes::{Caller, Create, InodeRef, SetAttributes};
+use quire::inodes::{Caller, Create, InodeRef, IoFlags, SetAttributes};
 use quire::{
-    Clock, Commit, Durability, ErrorKind, FormatOptions, InodeNo, Properties, SyncOptions, Timestamp, Unit,
-    Volume, VolumeOptions,
+    AlignedBuf, Clock, Commit, Durability, ErrorKind, FormatOptions, InodeNo, Properties, SyncOptions,
+    Timestamp, Unit, Volume, VolumeOptions,
 };
 use quire_base::random::Random;
 use quire_base::simulation;
@@ -279,10 +279,13 @@ impl Bench {
                 Ok(Outcome::Attributes(shape, size))
             }
             Operation::Read { inode, offset, length, flags } => {
-                let mut bytes = vec![0; *length as usize];
+                let mut bytes = vec![image::UNREAD; *length as usize];
                 let read = volume.inodes().read_at(&self.handle(*inode)?, &mut bytes, *offset, *flags)?;
                 bytes.truncate(read);
                 Ok(Outcome::Bytes(bytes))
+            }
+            Operation::Write { inode, offset, length, flags } if operation.is_submitted() => {
+                self.write_submitted(id, *inode, *offset, *length, *flags)
             }
             Operation::Write { inode, offset, length, flags } => {
                 self.write(id, *inode, *offset, *length, *flags)
@@ -346,18 +349,46 @@ impl Bench {
         inode: u64,
         offset: u64,
         length: u64,
-        flags: quire::inodes::IoFlags,
+        flags: IoFlags,
     ) -> quire::Result<Outcome> {
         let handle = self.handle(inode)?;
         let data = crate::contents::pattern(id, 0, length);
         let volume = self.volume();
-        if flags.contains(quire::inodes::IoFlags::APPEND) {
+        if flags.contains(IoFlags::APPEND) {
             let (at, count) = volume.inodes().append(&handle, &data, flags)?;
             Ok(Outcome::Written { at, count: count as u64 })
         } else {
             let count = volume.inodes().write_at(&handle, &data, offset, flags)? as u64;
             Ok(Outcome::Written { at: offset, count })
         }
+    }
+
+    fn write_submitted(
+        &self,
+        id: OpId,
+        inode: u64,
+        offset: u64,
+        length: u64,
+        flags: IoFlags,
+    ) -> quire::Result<Outcome> {
+        let outcome = Arc::new((Mutex::new(None), Condvar::new()));
+        let done = {
+            let outcome = outcome.clone();
+            move |_: AlignedBuf, written: quire::Result<usize>| {
+                *outcome.0.lock() = Some(written);
+                outcome.1.notify_all();
+            }
+        };
+        let data = AlignedBuf::copy_of(&crate::contents::pattern(id, 0, length));
+        self.volume().inodes().write_direct_then(&self.handle(inode)?, data, offset, flags, Box::new(done));
+        let mut state = outcome.0.lock();
+        let written = loop {
+            match state.take() {
+                Some(written) => break written?,
+                None => outcome.1.wait(&mut state),
+            }
+        };
+        Ok(Outcome::Written { at: offset, count: written as u64 })
     }
 
     fn group(&self, id: OpId, writes: &[GroupWrite], end: GroupEnd) -> quire::Result<()> {

@@ -13,6 +13,7 @@ fn campaign(runs: u64) -> Campaign {
 fn the_engine_as_it_is() {
     let outcome = mistakes::with(None, || campaign(3).run(|seed| check(seed, &Amount::default())));
     assert_eq!(outcome.found, None);
+    assert!(outcome.is_decided(), "{:?}", outcome.tally);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Small cases entirely, and live = recovered.
+//! Small cases: every crash point of short workloads, every short program; and live = recovered.
 
 use quire::inodes::{FallocateMode, IoFlags};
 use quire::{FileType, RenameFlags};

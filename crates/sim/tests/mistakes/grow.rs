@@ -5,14 +5,13 @@
 //! Whatever a crash leaves is the volume with its old size or the new one, clean for fsck before and after
 //! recovery, from either superblock slot alone as well; no space is lost, and what was synced is there.
 
+use crate::images::{newest, on};
 use quire::inodes::{Create, FallocateMode, InodeRef, IoFlags};
-use quire::internals::inspect::{self, newest_of};
 use quire::{ErrorKind, FormatOptions, Volume};
 use quire_base::BLOCK_SIZE;
 use quire_base::simulation::mistakes;
 use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Image};
-use quire_format::superblock::Superblock;
 use sim::image::{self, State, Thoroughness};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,15 +21,6 @@ const NEW_BLOCKS: u64 = 2 * OLD_BLOCKS;
 /// Blocks of each file that is written behind the growth.
 const FILE_BLOCKS: usize = 40;
 const FILES: u8 = 3;
-
-fn on(image: &Image) -> Arc<SimulatedBackend> {
-    Arc::new(SimulatedBackend::from_image(image.clone()))
-}
-
-fn newest(image: &Image) -> Superblock {
-    let slots = newest_of(inspect::superblocks(on(image)));
-    slots.into_iter().flatten().max_by_key(|slot| slot.checkpoint).expect("a volume")
-}
 
 fn file(volume: &Volume, name: &str) -> InodeRef {
     volume.inodes().create(&volume.inodes().root(), name.as_bytes(), &Create::file(0o644)).unwrap()

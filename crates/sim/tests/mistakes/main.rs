@@ -9,6 +9,7 @@ mod every_crash;
 mod grow;
 mod growth;
 mod homes_under_way;
+mod images;
 mod leases;
 mod liveness;
 mod pool;

@@ -3,11 +3,12 @@
 //! Whatever a crash leaves is clean for fsck before and after recovery, from either superblock slot alone as
 //! well; no space is lost, and what was synced is there. Snapshots have what they had.
 
+use crate::images::on;
 use quire::{ErrorKind, FormatOptions, Volume};
 use quire_base::BLOCK_SIZE;
 use quire_base::simulation::mistakes::{self, Mistake};
 use quire_device::SimulatedBackend;
-use quire_device::simulated::{CrashPolicy, Image};
+use quire_device::simulated::CrashPolicy;
 use sim::image::{self, State, Thoroughness};
 use std::sync::Arc;
 
@@ -16,10 +17,6 @@ const VOLUME_BLOCKS: u64 = 16384;
 const FILE_BLOCKS: usize = 128;
 const THOROUGHNESS: Thoroughness =
     Thoroughness { fsck_before: true, again: true, either_slot: true, delete_all: false, damaged: None };
-
-fn on(image: &Image) -> Arc<SimulatedBackend> {
-    Arc::new(SimulatedBackend::from_image(image.clone()))
-}
 
 fn open(device: &Arc<SimulatedBackend>) -> Volume {
     image::options().open_backend(device.clone()).unwrap()

@@ -1,13 +1,13 @@
 //! The repair that may lose data, with a leaf lost in both copies of which an older version can still be
 //! read: every crash of it, and the mistakes that it could make.
 
+use crate::images::newest;
 use quire::FormatOptions;
 use quire_base::simulation::mistakes::{self, Mistake};
 use quire_base::{BLOCK_SIZE, BlockNo};
 use quire_device::SimulatedBackend;
 use quire_device::simulated::{CrashPolicy, Image};
 use quire_format::node::NodePage;
-use quire_format::superblock::{SLOT_BLOCKS, Superblock};
 use quire_fsck::{Options, check_backend};
 use sim::image;
 use std::collections::BTreeMap;
@@ -15,15 +15,6 @@ use std::sync::Arc;
 
 const BLOCKS: u64 = 8192;
 const LOSSY: Options<'_> = Options { repair: true, lossy: true, dry_run: false, progress: None };
-
-fn newest(image: &Image) -> Superblock {
-    let superblock = |at: BlockNo| {
-        let mut block = [0; BLOCK_SIZE];
-        image.read(at, &mut block);
-        Superblock::decode(&block).ok()
-    };
-    SLOT_BLOCKS.into_iter().filter_map(superblock).max_by_key(|found| found.checkpoint).unwrap()
-}
 
 /// A volume with a leaf lost, and what its files held before that.
 fn damaged() -> (Image, BTreeMap<String, Vec<u8>>) {

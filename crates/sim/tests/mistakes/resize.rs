@@ -8,8 +8,9 @@
 //! Whatever a crash leaves is the volume as it was, with the old shape or the new one, clean for fsck before
 //! and after recovery; and free blocks, pool and ring are as many blocks as before, so no space is lost.
 
+use crate::images::{newest, on};
 use quire::inodes::{Create, IoFlags, SetAttributes, XattrFlags};
-use quire::internals::inspect::{self, newest_of};
+use quire::internals::inspect;
 use quire::{FormatOptions, ResizeOptions};
 use quire_base::simulation::mistakes::{self, Mistake};
 use quire_base::{BLOCK_SIZE, BlockNo, Seq};
@@ -24,10 +25,6 @@ use std::sync::Arc;
 
 const VOLUME_BLOCKS: u64 = 8192;
 const JOURNAL_BYTES: u64 = 4 << 20;
-
-fn on(image: &Image) -> Arc<SimulatedBackend> {
-    Arc::new(SimulatedBackend::from_image(image.clone()))
-}
 
 /// A volume that was never closed, with records in its journal.
 fn unclosed(copies: u32) -> Image {
@@ -45,11 +42,6 @@ fn unclosed(copies: u32) -> Image {
         }
     }
     device.cut_power(CrashPolicy::LoseAll)
-}
-
-fn newest(image: &Image) -> Superblock {
-    let slots = newest_of(inspect::superblocks(on(image)));
-    slots.into_iter().flatten().max_by_key(|slot| slot.checkpoint).expect("a volume")
 }
 
 fn resized(image: &Image, options: &ResizeOptions) -> Arc<SimulatedBackend> {
@@ -100,6 +92,11 @@ fn crashes(
     let before = newest(image);
     let expected = image::recover(image, thoroughness).expect("the volume is whole before");
     let device = resized(image, options);
+    let shape_of = |image: &Image| {
+        let superblock = newest(image);
+        (superblock.block_count, superblock.journal_blocks)
+    };
+    let new_shape = shape_of(&device.visible());
     let mut shapes = BTreeMap::new();
     for event in 0..=device.event_count() {
         let seed = event as u64;
@@ -120,7 +117,10 @@ fn crashes(
             if found != expected {
                 return Err(format!("{what}: {found} blocks instead of {expected}"));
             }
-            *shapes.entry((shape.block_count, shape.journal_blocks)).or_default() += 1;
+            if event == device.event_count() && shape_of(&crashed) != new_shape {
+                return Err(format!("{what}: a resize that had ended is lost"));
+            }
+            *shapes.entry(shape_of(&crashed)).or_default() += 1;
         }
     }
     Ok(shapes)

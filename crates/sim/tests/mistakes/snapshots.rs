@@ -5,6 +5,7 @@
 //! the files had when it was taken. The volume has what it had when it was last synced, or what was written
 //! since.
 
+use crate::images::on;
 use quire::internals::inspect::Image as Opened;
 use quire::internals::snapshots;
 use quire::{OpenOptions, Volume, roll_back_backend, take_snapshot_backend};
@@ -22,10 +23,6 @@ const VOLUME_BLOCKS: u64 = 8192;
 const CRASHES: usize = 60;
 
 type Files = BTreeMap<String, Vec<u8>>;
-
-fn on(image: &Image) -> Arc<SimulatedBackend> {
-    Arc::new(SimulatedBackend::from_image(image.clone()))
-}
 
 fn open(device: &Arc<SimulatedBackend>) -> Volume {
     image::options().open_backend(device.clone()).unwrap()
@@ -112,6 +109,12 @@ fn crashes(
     crashes_with(device, 0..0, taken, check)
 }
 
+/// What recovery makes of a device whose power goes behind its last event, with all that may go.
+fn afterwards(device: &SimulatedBackend) -> (Files, BTreeMap<String, Files>) {
+    let image = device.crash_at(device.event_count(), CrashPolicy::LoseAll).unwrap();
+    (files(&open(&on(&image))), of_snapshots(&image))
+}
+
 /// As [`crashes`], and before each event of `closely`.
 fn crashes_with(
     device: &Arc<SimulatedBackend>,
@@ -162,7 +165,11 @@ fn taking() -> Result<(), String> {
         } else {
             Ok(())
         }
-    })
+    })?;
+    match afterwards(&device).1.len() {
+        4 => Ok(()),
+        others => Err(format!("a snapshot that was taken is lost: {others} are there")),
+    }
 }
 
 /// As [`taking`], of a volume in use, whose files have changes that nobody has synced.
@@ -252,7 +259,11 @@ fn rolling_back() -> Result<(), String> {
         } else {
             Ok(())
         }
-    })
+    })?;
+    match afterwards(&device).0 == taken["c"] {
+        true => Ok(()),
+        false => Err("a rollback that had ended is lost".into()),
+    }
 }
 
 fn all() -> Result<(), String> {

@@ -5,6 +5,7 @@
 //! unfinished receive can be given up, which makes the volume what it was, and the rest of its stream makes
 //! it what was sent.
 
+use crate::images::on;
 use quire::{ReceiveOptions, SendOptions, Volume, take_snapshot_backend};
 use quire_base::BLOCK_SIZE;
 use quire_base::simulation::mistakes::{self, Mistake};
@@ -21,10 +22,6 @@ const CRASHES: usize = 40;
 const END: usize = 40;
 
 type Files = BTreeMap<String, Vec<u8>>;
-
-fn on(image: &Image) -> Arc<SimulatedBackend> {
-    Arc::new(SimulatedBackend::from_image(image.clone()))
-}
 
 fn made(seed: u64) -> Arc<SimulatedBackend> {
     let device = Arc::new(SimulatedBackend::new(VOLUME_BLOCKS));
@@ -184,7 +181,12 @@ fn crashes(device: &Arc<SimulatedBackend>, sample: &Sample) -> Result<(), String
 fn receiving(sample: &Sample) -> Result<(), String> {
     let device = on(&sample.target);
     receive(&device, &sample.stream).map_err(|error| error.to_string())?;
-    crashes(&device, sample)
+    crashes(&device, sample)?;
+    let afterwards = device.crash_at(device.event_count(), CrashPolicy::LoseAll).unwrap();
+    match snapshots(&afterwards)?.contains(&"b".to_owned()) {
+        true => Ok(()),
+        false => Err("a receive that had ended is lost".into()),
+    }
 }
 
 /// Streams that break at several places.
