@@ -26,14 +26,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use crossbeam_queue::SegQueue;
 use io_uring::squeue::Entry128;
 use io_uring::{IoUring, cqueue};
-use quire_base::sync::Arc;
 use quire_base::sync::atomic::{AtomicBool, Ordering};
+use quire_base::sync::{Arc, thread};
 use quire_base::{Error, Result};
 use rustix::event::EventfdFlags;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::command::{self, Pieces, WAKE};
-use super::wait::{Activity, Burst};
+use super::wait::{Activity, Burst, PAUSE};
 use crate::protocol::abi::{
     InHeader, OutHeader, RING_ARGUMENT_SIZE, RING_HEADER_SIZE, RING_HEADERS_SIZE, RingEntryInOut, opcode,
 };
@@ -213,9 +213,7 @@ impl Queue {
         loop {
             self.collect();
             self.give_back_replies();
-            if !self.completed.is_empty() {
-                self.activity.note(&mut burst, self.completed.len());
-            }
+            let pauses = !self.completed.is_empty() && self.activity.note(&mut burst, self.completed.len());
             let completed = std::mem::take(&mut self.completed);
             for batch in completed.chunks(COMMITS) {
                 for &(mark, result) in batch {
@@ -244,6 +242,10 @@ impl Queue {
             }
             self.make_room()?;
             self.arm_wake()?;
+            if pauses {
+                self.enter(0)?;
+                thread::sleep(PAUSE);
+            }
             self.sleep()?;
         }
     }

@@ -15,6 +15,11 @@
 //! go for that would leave the CPU to halt most of the time.) An idle mount, or one with a request now and
 //! then, never starts it. On a machine with many CPUs there is always another idle one: beyond [`CPUS_MAX`]
 //! there is no keeper.
+//!
+//! A thread that has had requests in quick succession for [`BUSY`] pauses for [`PAUSE`]. All programs that it
+//! serves wait then, and whatever else is runnable gets the CPU. Else the kernel (seen with Linux 6.18) may
+//! hand a CPU to and fro between such a thread and its programs for many seconds, and let nothing else run
+//! there. The block layer's workers are among what does not run, so that no write of any program ends.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -26,6 +31,10 @@ use quire_base::sync::{Arc, thread};
 const BURST: u64 = 64;
 /// A pause that ends a succession.
 const QUIET: Duration = Duration::from_micros(200);
+/// So long a queue's thread serves requests in quick succession...
+const BUSY: Duration = Duration::from_millis(5);
+/// ...before it pauses so long, and as much longer as timers are late.
+pub const PAUSE: Duration = Duration::from_micros(50);
 /// How exactly the last request is noted: a line that all threads read is written no more often.
 const GRAIN: Duration = Duration::from_micros(20);
 /// A gap in the keeper's own running that means that others had its CPU.
@@ -53,9 +62,28 @@ pub struct Activity {
     keeper: OnceLock<thread::Thread>,
 }
 
-/// One queue's part in it.
+/// One queue's part in it. Times are nanoseconds since `start`.
 #[derive(Debug, Default)]
-pub struct Burst(u64);
+pub struct Burst {
+    /// Requests in quick succession, of whatever queue.
+    count: u64,
+    /// When the queue had its last request.
+    last: u64,
+    /// When the queue last paused, or began after a longer gap.
+    rested: u64,
+}
+
+impl Burst {
+    /// Notes requests of the queue; whether its thread should pause.
+    fn is_pause_due(&mut self, now: u64) -> bool {
+        let had_gap = now - std::mem::replace(&mut self.last, now) > nanos(QUIET);
+        let is_due = !had_gap && now - self.rested > nanos(BUSY);
+        if had_gap || is_due {
+            self.rested = now;
+        }
+        is_due
+    }
+}
 
 impl Activity {
     /// With a keeper, on a machine that one helps.
@@ -82,23 +110,25 @@ impl Activity {
         self.start.elapsed().as_nanos() as u64
     }
 
-    /// Notes that a queue has taken `count` requests.
-    pub fn note(&self, burst: &mut Burst, count: usize) {
+    /// Notes that a queue has taken `count` requests; whether its thread should pause when it has answered
+    /// them.
+    pub fn note(&self, burst: &mut Burst, count: usize) -> bool {
         let now = self.now();
         // Relaxed, here and below: hints.
         let since = now.saturating_sub(self.last.load(Ordering::Relaxed));
         if since > nanos(GRAIN) {
             self.last.store(now, Ordering::Relaxed);
         }
-        burst.0 = if since > nanos(QUIET) { 0 } else { burst.0 + count as u64 };
-        if burst.0 >= BURST && !self.busy.load(Ordering::Relaxed) {
-            burst.0 = 0;
+        burst.count = if since > nanos(QUIET) { 0 } else { burst.count + count as u64 };
+        if burst.count >= BURST && !self.busy.load(Ordering::Relaxed) {
+            burst.count = 0;
             if !self.busy.swap(true, Ordering::Relaxed)
                 && let Some(keeper) = self.keeper.get()
             {
                 keeper.unpark();
             }
         }
+        burst.is_pause_due(now)
     }
 
     /// Ends the keeper.
@@ -179,6 +209,19 @@ fn nanos(time: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Sixteen programs that read and wrote one file kept the CPUs for themselves and the threads that served
+    /// them. Nothing was written to the disk for ten seconds and more, and eight of the programs waited for
+    /// that.
+    #[test]
+    fn a_busy_queue_pauses_now_and_then() {
+        let pauses = |gap: Duration| {
+            let mut burst = Burst::default();
+            (1..=1000).filter(|n| burst.is_pause_due(n * nanos(gap))).count()
+        };
+        assert_eq!(pauses(Duration::from_micros(50)), 9);
+        assert_eq!(pauses(Duration::from_micros(201)), 0);
+    }
 
     fn wait_for(mut condition: impl FnMut() -> bool) {
         let start = Instant::now();
