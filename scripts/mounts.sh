@@ -4,10 +4,13 @@
 # SIGKILL.
 end_groups() {
     local group
-    for group; do kill -- "-$group" 2>/dev/null || true; done
+    for group; do
+        kill -- "-$group" 2>/dev/null || true
+        kill -CONT -- "-$group" 2>/dev/null || true
+    done
     for group; do
         for _ in {1..100}; do
-            kill -0 -- "-$group" 2>/dev/null || continue 2
+            pgrep --pgroup "$group" --runstates D,R,S,T >/dev/null || continue 2
             sleep 0.1
         done
         kill -KILL -- "-$group" 2>/dev/null || true

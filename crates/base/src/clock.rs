@@ -117,6 +117,7 @@ impl PartialEq for Clock {
 mod tests {
     use super::*;
 
+    /// Only a machine that was suspended has a monotonic clock that differs.
     #[test]
     fn uptime_is_what_the_kernel_calls_so() {
         let text = std::fs::read_to_string("/proc/uptime").unwrap();

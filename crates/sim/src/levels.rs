@@ -517,14 +517,12 @@ fn unchanged_by_recovery(base: &State, found: &State) -> Result<(), String> {
         found.by_slot.iter().find(by_slot).and_then(|found| base.difference(found))
     });
     if let Some(difference) = changed {
-        return Err(format!("recovery that was cut off changes the volume: {difference}"));
+        return Err(format!("recovery changes the volume: {difference}"));
     }
     let deletes_more =
         |found: &&State| found.deleting.keys().any(|number| !base.deleting.contains_key(number));
     let deletes = found.each().find(deletes_more);
-    deletes.map_or(Ok(()), |found| {
-        Err(format!("recovery that was cut off deletes snapshots {:?}", found.deleting))
-    })
+    deletes.map_or(Ok(()), |found| Err(format!("recovery deletes snapshots {:?}", found.deleting)))
 }
 
 fn crash_policy(random: &mut Random) -> CrashPolicy {

@@ -139,6 +139,13 @@ impl Loop {
             Ok(path) if path.starts_with("/dev/") => {
                 let mut device = Loop { path: path.into(), backing: None };
                 device.backing = device.said("backing_file");
+                if device.backing.is_none() {
+                    device.vanish_when_unused();
+                    return Err(failed(format!(
+                        "nobody says which file is behind {}",
+                        device.path.display()
+                    )));
+                }
                 if device.said("dio").is_some_and(|is_direct| is_direct == "0") {
                     eprintln!(
                         "quire bench: {} refuses direct I/O, so its file system is cached twice",
@@ -169,7 +176,9 @@ impl Loop {
 
     /// Whether our file is behind it: another program may attach its own to a device that is free again.
     fn is_attached(&self) -> bool {
-        self.backing.is_some() && self.said("backing_file") == self.backing
+        let file = self.said("backing_file");
+        let file = file.as_deref().map(|file| file.strip_suffix(" (deleted)").unwrap_or(file));
+        file.is_some() && file == self.backing.as_deref()
     }
 
     /// Detaching a device in use makes the kernel do it at the last close.

@@ -265,6 +265,9 @@ impl Shared {
             }
             state.short_of_room -= 1;
         }
+        if pending.is_of_mark {
+            self.lose_if_unsure(&mut state);
+        }
         if let Link::Up(session) = &state.link
             && pending.is_of_mark
         {
@@ -312,11 +315,8 @@ impl Shared {
             return;
         }
         state.is_sending = true;
+        self.lose_if_unsure(&mut state);
         while let Link::Up(session) = &state.link {
-            if self.sure_for(&state) == Some(Duration::ZERO) {
-                self.lose(&mut state, self.unsure());
-                break;
-            }
             let session = session.clone();
             let mut batch = Vec::new();
             while let Some(pending) = state.next() {
@@ -331,8 +331,16 @@ impl Shared {
                 self.submit(&session, generation, id, request);
             }
             state = self.state.lock();
+            self.lose_if_unsure(&mut state);
         }
         state.is_sending = false;
+    }
+
+    /// Loses a device that may be another's by now.
+    fn lose_if_unsure(&self, state: &mut State) {
+        if matches!(state.link, Link::Up(_)) && self.sure_for(state) == Some(Duration::ZERO) {
+            self.lose(state, self.unsure());
+        }
     }
 
     /// Takes the answer to a request.

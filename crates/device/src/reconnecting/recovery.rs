@@ -18,7 +18,7 @@ use super::protocol::{Answer, Failure, Request, Session};
 use crate::aligned::AlignedBuf;
 use quire_base::sync::time::{Duration, Instant};
 use quire_base::sync::{Arc, Condvar, Mutex, thread};
-use quire_base::{Error, ErrorKind};
+use quire_base::{Error, ErrorKind, Uptime};
 
 /// Writes that are written again at a time.
 const WINDOW: usize = 64;
@@ -109,7 +109,7 @@ fn reconnect(shared: &Arc<Shared>, patience: Duration, broken: Error) {
 
 /// Makes a new session fit to go on with; returns how many writes that took. Refused is the end.
 fn bring_up(shared: &Shared, session: &Arc<dyn Session>, limit: Duration) -> Result<usize, Failure> {
-    let start = Instant::now();
+    let start = Uptime::now();
     shared.check_owner(session, limit)?;
     write_again(shared, session, limit.saturating_sub(start.elapsed())).map_err(|failure| match failure {
         Failure::Refused(error) => Failure::Refused(shared.gone(format_args!(
@@ -121,7 +121,7 @@ fn bring_up(shared: &Shared, session: &Arc<dyn Session>, limit: Duration) -> Res
 
 /// Writes everything that is kept once more, and flushes; returns how many writes.
 fn write_again(shared: &Shared, session: &Arc<dyn Session>, limit: Duration) -> Result<usize, Failure> {
-    let start = Instant::now();
+    let start = Uptime::now();
     let left = || limit.saturating_sub(start.elapsed());
     let kept = shared.state.lock().kept.writes();
     let mut window: Vec<(u64, u64)> = Vec::new();
@@ -132,6 +132,10 @@ fn write_again(shared: &Shared, session: &Arc<dyn Session>, limit: Duration) -> 
             round.wait(left())?;
             (window, round) = (Vec::new(), Round::start());
         }
+        if left().is_zero() {
+            // The machine may have been suspended, and the volume be another's.
+            return Err(too_late());
+        }
         window.push((from, to));
         round.submit(session, write.clone());
     }
@@ -140,6 +144,10 @@ fn write_again(shared: &Shared, session: &Arc<dyn Session>, limit: Duration) -> 
         ask_session(session, Request::Flush, left())?;
     }
     Ok(kept.len())
+}
+
+fn too_late() -> Failure {
+    Failure::Broken(Error::new(ErrorKind::Io, "no answer within the time for reconnecting"))
 }
 
 /// Sends one request over a session that nothing else uses yet, and waits for its answer.
@@ -187,8 +195,7 @@ impl Round {
         while progress.outstanding > 0 {
             let left = limit.saturating_sub(start.elapsed());
             if left.is_zero() {
-                let text = "no answer within the time for reconnecting";
-                return Err(Failure::Broken(Error::new(ErrorKind::Io, text)));
+                return Err(too_late());
             }
             self.0.1.wait_for(&mut progress, left);
         }

@@ -94,6 +94,8 @@ fn thousands_of_crashes_without_a_violation() {
         ("half a deletion of a snapshot", reached.in_deletion),
         ("crash in a rollback", reached.in_rollback),
         ("power cuts behind a kill", reached.after_kill),
+        ("writes in pieces", reached.writes_in_pieces),
+        ("submitted direct writes", reached.writes_submitted),
         ("groups before failed writes", reached.groups_beside_failures),
         ("snapshots before failed writes", reached.snapshots_beside_failures),
     ] {

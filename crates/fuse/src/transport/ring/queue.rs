@@ -209,11 +209,13 @@ impl Queue {
 
     /// Answers requests until the mount is gone.
     pub fn serve<H: Handler>(&mut self, handler: &Arc<H>) -> Result<()> {
-        let mut burst = Burst::default();
+        let (mut burst, mut pauses) = (Burst::default(), false);
         loop {
             self.collect();
             self.give_back_replies();
-            let pauses = !self.completed.is_empty() && self.activity.note(&mut burst, self.completed.len());
+            if !self.completed.is_empty() {
+                pauses |= self.activity.note(&mut burst, self.completed.len());
+            }
             let completed = std::mem::take(&mut self.completed);
             for batch in completed.chunks(COMMITS) {
                 for &(mark, result) in batch {
@@ -242,7 +244,7 @@ impl Queue {
             }
             self.make_room()?;
             self.arm_wake()?;
-            if pauses {
+            if std::mem::take(&mut pauses) {
                 self.enter(0)?;
                 thread::sleep(PAUSE);
             }
