@@ -460,7 +460,8 @@ fn a_superseded_owner_writes_nothing_over_a_new_connection() {
 #[test]
 fn an_owner_that_is_not_sure_any_more_sends_nothing() {
     for _ in 0..50 {
-        let over = Ownership { sure: Duration::ZERO, ..ownership(LIMIT) };
+        // Nor does it send the next beat.
+        let over = Ownership { sure: Duration::ZERO, ..ownership(Duration::ZERO) };
         let bench = Bench::owned(Some(LIMIT), Some(over));
         let error = outcome(&bench.start(IoOp::Write, 9, 1, 90)).unwrap_err();
         assert!(error.to_string().contains("may take the volume over"), "{error}");
