@@ -368,9 +368,8 @@ impl Operation {
 
     /// Whether a write of data that fails may make it fail: what writes data (a rename does, of the file that
     /// takes another's place), what waits until data is written, and a read past the cache, which writes back
-    /// first. What changes names and attributes alone
-    /// waits for no data, unless the journal or the metadata pool is full: a checkpoint makes room there, and
-    /// first brings journaled data home.
+    /// first. What changes names and attributes alone waits for no data, unless the journal or the metadata
+    /// pool is full: a checkpoint makes room there, and first brings journaled data home.
     pub fn may_meet_failed_write(&self, may_lack_room: bool) -> bool {
         match self {
             Operation::Read { flags, .. } => flags.contains(IoFlags::DIRECT),
